@@ -33,8 +33,6 @@ SPECDEC_KERNEL(conv_window_kernel, kScanThreads, ConvWindowParams) {
     inputs[i] = back > 0 && back < taps ? input(-back) : 0.0f;
   }
   const float bias = p.bias.data != nullptr ? number_at(p.bias, channel) : 0.0f;
-  int left = 0;
-  for (int column = 0; column < columns; ++column) left += valid[column];
   int64_t number = 0;
   uint32_t next = columns > 0 ? read_bits(p.x, fed * p.channels + channel) : 0;
   for (int column = 0; column < columns; ++column) {
@@ -61,8 +59,7 @@ SPECDEC_KERNEL(conv_window_kernel, kScanThreads, ConvWindowParams) {
     y += bias;
     if (p.silu) y /= 1.0f + simt::exp2_of(-y * kLog2e);
     write_bits(p.y, at, narrow(p.x.dtype, y));
-    if (left-- <= feed.places)
-      write_bits(p.window, (ring + (start + number) % feed.places) * p.channels + channel, own);
+    write_bits(p.window, (ring + (start + number) % feed.places) * p.channels + channel, own);
     ++number;
 #pragma unroll
     for (int i = 0; i + 1 < kTaps; ++i) inputs[i] = inputs[i + 1];

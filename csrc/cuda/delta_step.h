@@ -14,73 +14,69 @@ constexpr int kDeltaColumns = 8;  // of a tile
 
 template <int kLines>  // of a thread; dk <= 16 kLines
 struct DeltaTile {
-  struct Inputs {
-    uint32_t k[kLines], q[kLines], g[kLines], v, beta;  // g: the first one only, without `by_channel`
-  };
-
   const DeltaStepParams& params;
   float S[kLines][4];
-  float* state;  // of the head
+  float* place;  // of the thread's first number
+  float scale;   // of what is read
   int head, key_head;
-  int first_line, first;  // the thread's lines are 16 apart, its columns are neighbours
-  int column;             // whose sums the lane gets
+  int line, lines;  // the thread's first line, and how many it has, 16 apart
+  int columns;      // that it has and that exist, neighbours
+  int column;       // whose sums the lane gets
 
   SPECDEC_DEVICE DeltaTile(const DeltaStepParams& p, int64_t row, int group, int part) : params(p), head(group) {
-    const int lane = simt::thread() % kWarp;
-    state = p.state + ((p.feed.first_row + row) * p.heads + head) * p.dk * p.dv;
+    const int lane = simt::thread() % kWarp, dk = static_cast<int>(p.dk), first = part * kDeltaColumns + lane % 2 * 4;
     key_head = head / static_cast<int>(p.heads / p.key_heads);
-    first_line = lane / 2;
-    first = part * kDeltaColumns + lane % 2 * 4;
+    scale = 1.0f / sqrtf(static_cast<float>(p.dk));
+    line = lane / 2;
+    lines = (dk - line + 15) / 16;
+    columns = static_cast<int>(p.dv) - first;
     column = first + lane / 4 % 4;
+    place = p.state + (((p.feed.first_row + row) * p.heads + head) * p.dk + line) * p.dv + first;
   }
-
-  SPECDEC_DEVICE int line(int i) const { return first_line + 16 * i; }
-  SPECDEC_DEVICE float* place(int i) const { return state + line(i) * params.dv + first; }
-  SPECDEC_DEVICE int64_t count(int i) const { return line(i) < params.dk ? params.dv - first : 0; }
 
   SPECDEC_DEVICE void load(bool from_nothing) {
     const bool whole = aligned(params.state, params.dv);
+    const int64_t step = 16 * params.dv;
 #pragma unroll
-    for (int i = 0; i < kLines; ++i) read4(place(i), from_nothing ? 0 : count(i), whole, S[i]);
+    for (int i = 0; i < kLines; ++i) read4(place + i * step, i < lines && !from_nothing ? columns : 0, whole, S[i]);
   }
 
   SPECDEC_DEVICE void store() const {
     const bool whole = aligned(params.state, params.dv);
+    const int64_t step = 16 * params.dv;
 #pragma unroll
-    for (int i = 0; i < kLines; ++i) write4(place(i), count(i), whole, S[i]);
+    for (int i = 0; i < kLines; ++i) write4(place + i * step, i < lines ? columns : 0, whole, S[i]);
   }
 
   SPECDEC_DEVICE void clear(int64_t fed) const { write(fed, 0.0f); }
 
-  SPECDEC_DEVICE void read_ahead(int64_t at, bool of_window, Inputs* inputs) const {
-    const DeltaStepParams& p = params;
-    const int64_t of_head = at * p.heads + head, of_key = (at * p.key_heads + key_head) * p.dk;
-    const auto key = [&](int i) { return line(i) < p.dk ? of_key + line(i) : -1; };
-    read_bits(of_window ? p.window_k : p.k, key, inputs->k);
-    read_bits(p.q, [&](int i) { return of_window ? -1 : key(i); }, inputs->q);
-    const Numbers g = of_window ? p.window_g : p.g;
-    if (p.by_channel) {
-      read_bits(g, [&](int i) { return line(i) < p.dk ? of_head * p.dk + line(i) : -1; }, inputs->g);
-    } else {
-      inputs->g[0] = read_bits(g, of_head);
-    }
-    inputs->v = read_bits(of_window ? p.window_v : p.v, column < p.dv ? of_head * p.dv + column : -1);
-    inputs->beta = read_bits(of_window ? p.window_beta : p.beta, of_head);
-  }
-
-  // Nothing is left to the compiler to contract, so a token's result does not depend on where this is inlined.
-  SPECDEC_DEVICE void take(const Inputs& inputs, int64_t fed) {
+  // Takes the token at this place of the windows, or of what is fed, which is read.
+  SPECDEC_DEVICE void take(int64_t at, bool of_window) {
     const DeltaStepParams& p = params;
     const int lane = simt::thread() % kWarp;
-    float k[kLines], q[kLines], decay[kLines];
-    widen(p.k.dtype, inputs.k, k);
-    widen(p.q.dtype, inputs.q, q);
+    const int64_t of_head = at * p.heads + head, of_key = (at * p.key_heads + key_head) * p.dk + line;
+    const Numbers of_g = of_window ? p.window_g : p.g;
+    uint32_t bits_k[kLines], bits_q[kLines], bits_g[kLines];
+    read_bits(of_window ? p.window_k : p.k, of_key, 16, lines, bits_k);
+    read_bits(p.q, of_key, 16, of_window ? 0 : lines, bits_q);
     if (p.by_channel) {
-      widen(p.g.dtype, inputs.g, decay);
+      read_bits(of_g, of_head * p.dk + line, 16, lines, bits_g);
+    } else {
+      bits_g[0] = read_bits(of_g, of_head);
+    }
+    const uint32_t bits_v = read_bits(of_window ? p.window_v : p.v, of_head * p.dv + column, column < p.dv);
+    const uint32_t bits_beta = read_bits(of_window ? p.window_beta : p.beta, of_head);
+
+    // From here on nothing is left to the compiler to contract: a token's result must not depend on what is around it.
+    float k[kLines], q[kLines], decay[kLines];
+    widen(p.k.dtype, bits_k, k);
+    widen(p.q.dtype, bits_q, q);
+    if (p.by_channel) {
+      widen(p.g.dtype, bits_g, decay);
 #pragma unroll
       for (int i = 0; i < kLines; ++i) decay[i] = simt::exp2_of(decay[i] * kLog2e);
     } else {
-      const float all = simt::exp2_of(widen(p.g.dtype, inputs.g[0]) * kLog2e);
+      const float all = simt::exp2_of(widen(p.g.dtype, bits_g[0]) * kLog2e);
 #pragma unroll
       for (int i = 0; i < kLines; ++i) decay[i] = all;
     }
@@ -97,11 +93,11 @@ struct DeltaTile {
       }
     }
     sum_over_lanes<4, 16, 2>(dots);
-    const float over_length = p.normalize ? 1.0f / sqrtf(dots[0] + 1e-6f) : 1.0f, kq = simt::shuffle(dots[0], 16);
-    const float of_k = simt::shuffle(over_length, 0), of_q = simt::shuffle(over_length, 8);
+    const float over_length = p.normalize ? simt::inverse_sqrt(dots[0] + 1e-6f) : 1.0f, kq = simt::shuffle(dots[0], 16);
+    const float scale_k = simt::shuffle(over_length, 0), scale_q = simt::shuffle(over_length, 8);
     sum_over_lanes<8, 16, 2>(sums);  // lanes 0 to 15 get those of k
-    const float recalled = of_k * sums[0], v = widen(p.v.dtype, inputs.v), beta = widen(p.beta.dtype, inputs.beta);
-    const float added = of_k * (beta * (v - recalled));
+    const float v = widen(p.v.dtype, bits_v), beta = widen(p.beta.dtype, bits_beta);
+    const float added = scale_k * (beta * fmaf(-scale_k, sums[0], v));
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const float u = simt::shuffle(added, lane % 2 + 4 * j);
@@ -109,7 +105,7 @@ struct DeltaTile {
       for (int i = 0; i < kLines; ++i) S[i][j] = fmaf(k[i], u, S[i][j]);
     }
     const float own = simt::shuffle(added, lane % 16);
-    if (fed >= 0) write(fed, fmaf(kq, own, sums[0]) * (of_q * (1.0f / sqrtf(static_cast<float>(p.dk)))));
+    if (!of_window) write(at, fmaf(kq, own, sums[0]) * (scale_q * scale));
   }
 
  private:
@@ -127,7 +123,7 @@ SPECDEC_HD int parts_of(const DeltaStepParams& p) {
 }
 
 template <int kLines>
-SPECDEC_KERNEL(delta_step_kernel, kScanThreads, DeltaStepParams) {
+SPECDEC_KERNEL(delta_step_kernel, (kLines <= 8 ? kBoundOfSmallTiles : kBoundOfLargeTiles), DeltaStepParams) {
   scan<DeltaTile<kLines>>(params, static_cast<int>(params.heads), parts_of(params));
 }
 

@@ -1,5 +1,5 @@
-// How a thread reads and writes a model's numbers. It reads their bits ahead, and widens them where it needs them, so
-// that nothing waits for memory before that.
+// How a thread reads and writes a model's numbers. It reads the bits of all that it needs, and widens them then, so
+// that it waits for memory once.
 #pragma once
 
 #include "recurrent.h"
@@ -9,21 +9,17 @@ namespace specdec::cuda {
 
 using simt::kWarp;
 
-// The bits of the numbers index(0), index(1), ...; of a number 0 where that is negative.
-template <int kCount, class Index>
-SPECDEC_DEVICE void read_bits(const Numbers& from, const Index& index, uint32_t (&bits)[kCount]) {
+// The bits of the numbers at `first` and every `step` further, of which `count` exist; of others 0.
+template <int kCount>
+SPECDEC_DEVICE void read_bits(const Numbers& from, int64_t first, int step, int count, uint32_t (&bits)[kCount]) {
   if (from.dtype == Dtype::kFloat32) {
+    const uint32_t* place = reinterpret_cast<const uint32_t*>(from.data) + first;
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const int64_t at = index(i);
-      bits[i] = at < 0 ? 0 : reinterpret_cast<const uint32_t*>(from.data)[at];
-    }
+    for (int i = 0; i < kCount; ++i) bits[i] = i < count ? place[i * step] : 0;
   } else {
+    const uint16_t* place = reinterpret_cast<const uint16_t*>(from.data) + first;
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const int64_t at = index(i);
-      bits[i] = at < 0 ? 0 : reinterpret_cast<const uint16_t*>(from.data)[at];
-    }
+    for (int i = 0; i < kCount; ++i) bits[i] = i < count ? place[i * step] : 0;
   }
 }
 
@@ -39,9 +35,9 @@ SPECDEC_DEVICE void widen(Dtype dtype, const uint32_t (&bits)[kCount], float (&n
   }
 }
 
-SPECDEC_DEVICE uint32_t read_bits(const Numbers& from, int64_t at) {
+SPECDEC_DEVICE uint32_t read_bits(const Numbers& from, int64_t at, bool there = true) {
   uint32_t bits[1];
-  read_bits(from, [&](int) { return at; }, bits);
+  read_bits(from, at, 1, there, bits);
   return bits[0];
 }
 
@@ -71,7 +67,7 @@ SPECDEC_DEVICE uint32_t narrow(Dtype dtype, float number) {
 }
 
 // Four neighbouring floats of a state, of which `count` exist. `aligned`: they are a whole vector, if they exist.
-SPECDEC_DEVICE void read4(const float* from, int64_t count, bool aligned, float (&to)[4]) {
+SPECDEC_DEVICE void read4(const float* from, int count, bool aligned, float (&to)[4]) {
   simt::Bytes16 bytes = {};
   if (aligned) {
     if (count > 0) bytes = simt::load16(from);
@@ -83,7 +79,7 @@ SPECDEC_DEVICE void read4(const float* from, int64_t count, bool aligned, float 
   }
 }
 
-SPECDEC_DEVICE void write4(float* to, int64_t count, bool aligned, const float (&from)[4]) {
+SPECDEC_DEVICE void write4(float* to, int count, bool aligned, const float (&from)[4]) {
   if (aligned) {
     if (count > 0) simt::store16(to, {{as_bits(from[0]), as_bits(from[1]), as_bits(from[2]), as_bits(from[3])}});
   } else {

@@ -12,6 +12,10 @@ namespace specdec::cuda {
 
 constexpr int kScanThreads = 128, kStoreThreads = 256;
 
+// How many threads the scans' kernels are compiled for, which is what limits their registers: to 128, so that there is
+// room for 16 warps on a multiprocessor, or, where a thread has 64 numbers of a state, to 255.
+constexpr int kBoundOfSmallTiles = 512, kBoundOfLargeTiles = 256;
+
 // The column of a token's parent; -1 if it has none in the tree. It ends every walk that a caller's error would begin.
 SPECDEC_DEVICE int parent_of(const Feed& feed, int64_t row, int column) {
   const int64_t parent = feed.parents[row * feed.columns + column];
@@ -58,38 +62,21 @@ SPECDEC_DEVICE Path path_to(const Feed& feed, int64_t row, int leaf, int32_t* me
   return {memory + columns - length, length};
 }
 
-// A token whose inputs a warp has begun to read.
-template <class Tile>
-struct Ahead {
-  typename Tile::Inputs inputs;
-  bool counts;
-  int64_t fed;  // its number among all that are fed; -1 for one of the window
-};
-
 // Takes the tokens into the tile. The state stays that has the first `kept` of them, if it is not 0 of them.
 template <class Tile>
 SPECDEC_DEVICE void take_tokens(Tile* tile, const Feed& feed, int64_t row, const FedRow& stands, const Path& path,
                                 int kept) {
   const bool* valid = feed.valid + row * feed.columns;
-  const int64_t window = (feed.first_row + row) * feed.places;
   const int lacking = static_cast<int>(stands.start - stands.begin), all = lacking + path.length;
   const int places = static_cast<int>(feed.places);
   int place = static_cast<int>(stands.begin % feed.places);
-  Ahead<Tile> next = {};
-  const auto read_ahead = [&](int i) {
-    if (i >= all) return;
+#pragma unroll 1
+  for (int i = 0; i < all; ++i) {
     const bool of_window = i < lacking;
     const int column = of_window ? 0 : path[i - lacking];
-    next.counts = of_window || valid[column];
-    next.fed = of_window ? -1 : row * feed.columns + column;
-    tile->read_ahead(of_window ? window + place : next.fed, of_window, &next.inputs);
+    const int64_t at = of_window ? (feed.first_row + row) * feed.places + place : row * feed.columns + column;
     if (++place == places) place = 0;
-  };
-  read_ahead(0);
-  for (int i = 0; i < all; ++i) {
-    const Ahead<Tile> now = next;
-    read_ahead(i + 1);
-    if (now.counts) tile->take(now.inputs, now.fed);
+    if (of_window || valid[column]) tile->take(at, of_window);
     if (i + 1 == kept) tile->store();
   }
 }

@@ -13,36 +13,33 @@ template <int kAcross, int kVectors>  // numbers <= 4 kAcross kVectors
 struct SsdTile {
   static constexpr int kLines = kAcross < 8 ? kAcross : 8;  // of a thread
   static constexpr int kTileLines = kLines * (kWarp / kAcross);
-  static constexpr int kEach = 4 * kVectors;  // of a line
-
-  struct Inputs {
-    uint32_t x[kLines], dt[kLines], b[kEach], c[kEach];
-  };
+  static constexpr int kEach = 4 * kVectors;             // numbers of a line
+  static constexpr int kLanesOfLine = kAcross / kLines;  // that get its sums
 
   const SsdStepParams& params;
   float S[kLines][kEach];
-  float a[kLines];  // of the lines' heads, times log2 e, without `by_number`
-  float* state;     // of the group
-  int group, first, own, lines, in_head;
-  float d;  // of the line whose sums the lane gets, `own`
+  float* state;  // of the group
+  int group, lines, first;
+  int own,
+      head;    // the line whose sums the lane gets; whatever the thread's lines have one of each is read by that lane
+  float a, d;  // of its head: A times log2 e, without `by_number`; D
 
   SPECDEC_DEVICE SsdTile(const SsdStepParams& p, int64_t row, int g, int part) : params(p), group(g) {
     const int lane = simt::thread() % kWarp;
-    in_head = static_cast<int>(p.size), lines = static_cast<int>(p.heads / p.groups) * in_head;
+    lines = static_cast<int>(p.heads / p.groups * p.size);
     state = p.state + ((p.feed.first_row + row) * p.groups + group) * lines * p.numbers;
     first = part * kTileLines + lane / kAcross * kLines;
-    own = first + lane % kAcross / (kAcross / kLines);
-#pragma unroll
-    for (int i = 0; i < kLines; ++i) a[i] = p.by_number || first + i >= lines ? 0.0f : p.a[head(first + i)] * kLog2e;
-    d = p.d == nullptr || own >= lines ? 0.0f : p.d[head(own)];
+    own = first + lane % kAcross / kLanesOfLine;
+    head = (group * lines + own) / static_cast<int>(p.size);
+    a = p.by_number || own >= lines ? 0.0f : p.a[head] * kLog2e;
+    d = p.d == nullptr || own >= lines ? 0.0f : p.d[head];
   }
 
-  SPECDEC_DEVICE int head(int line) const { return (group * lines + line) / in_head; }
   // The first of the numbers in a thread's vector.
   SPECDEC_DEVICE int number(int vector) const { return (vector * kAcross + simt::thread() % kAcross) * 4; }
   SPECDEC_DEVICE float* place(int i, int vector) const { return state + (first + i) * params.numbers + number(vector); }
-  SPECDEC_DEVICE int64_t count(int i, int vector) const {
-    return first + i < lines ? params.numbers - number(vector) : 0;
+  SPECDEC_DEVICE int count(int i, int vector) const {
+    return first + i < lines ? static_cast<int>(params.numbers) - number(vector) : 0;
   }
 
   SPECDEC_DEVICE void load(bool from_nothing) {
@@ -74,56 +71,56 @@ struct SsdTile {
 
   SPECDEC_DEVICE void clear(int64_t fed) const { write(fed, 0.0f); }
 
-  SPECDEC_DEVICE void read_ahead(int64_t at, bool of_window, Inputs* inputs) const {
+  // Takes the token at this place of the windows, or of what is fed, which is read.
+  SPECDEC_DEVICE void take(int64_t at, bool of_window) {
     const SsdStepParams& p = params;
-    const int64_t of_lines = (at * p.groups + group) * lines, of_group = (at * p.groups + group) * p.numbers;
-    const auto of_line = [&](int i) { return first + i < lines ? of_lines + first + i : -1; };
-    const auto of_head = [&](int i) { return first + i < lines ? at * p.heads + head(first + i) : -1; };
-    const auto of_number = [&](int i) {
-      const int n = number(i / 4) + i % 4;
-      return n < p.numbers ? of_group + n : -1;
-    };
-    read_bits(of_window ? p.window_x : p.x, of_line, inputs->x);
-    read_bits(of_window ? p.window_dt : p.dt, of_head, inputs->dt);
-    read_bits(of_window ? p.window_b : p.b, of_number, inputs->b);
-    read_bits(p.c, [&](int i) { return of_window ? -1 : of_number(i); }, inputs->c);
-  }
+    const int64_t of_line = (at * p.groups + group) * lines + own, of_group = (at * p.groups + group) * p.numbers;
+    const uint32_t bits_x = read_bits(of_window ? p.window_x : p.x, of_line, own < lines);
+    const uint32_t bits_dt = read_bits(of_window ? p.window_dt : p.dt, at * p.heads + head, own < lines);
+    uint32_t bits_b[kVectors][4], bits_c[kVectors][4];
+#pragma unroll
+    for (int vector = 0; vector < kVectors; ++vector) {
+      const int count = static_cast<int>(p.numbers) - number(vector);
+      read_bits(of_window ? p.window_b : p.b, of_group + number(vector), 1, count, bits_b[vector]);
+      read_bits(p.c, of_group + number(vector), 1, of_window ? 0 : count, bits_c[vector]);
+    }
 
-  // Nothing is left to the compiler to contract, so a token's result does not depend on where this is inlined.
-  SPECDEC_DEVICE void take(const Inputs& inputs, int64_t fed) {
-    const SsdStepParams& p = params;
-    float x[kLines], dt[kLines], b[kEach], c[kEach], sums[kLines] = {};
-    widen(p.x.dtype, inputs.x, x);
-    widen(p.dt.dtype, inputs.dt, dt);
-    widen(p.b.dtype, inputs.b, b);
-    widen(p.c.dtype, inputs.c, c);
+    // From here on nothing is left to the compiler to contract: a token's result must not depend on what is around it.
+    float b[kVectors][4], c[kVectors][4], sums[kLines] = {};
+#pragma unroll
+    for (int vector = 0; vector < kVectors; ++vector) {
+      widen(p.b.dtype, bits_b[vector], b[vector]);
+      widen(p.c.dtype, bits_c[vector], c[vector]);
+    }
+    const float x = widen(p.x.dtype, bits_x), dt = widen(p.dt.dtype, bits_dt), added = dt * x;
+    const float decay = p.by_number ? dt : simt::exp2_of(dt * a);
 #pragma unroll
     for (int i = 0; i < kLines; ++i) {
-      const float added = dt[i] * x[i], decay = simt::exp2_of(dt[i] * a[i]);
+      const int lane = simt::thread() % kWarp / kAcross * kAcross + i * kLanesOfLine;
+      const float of_own = simt::shuffle(decay, lane), u = simt::shuffle(added, lane);
+      float kept[kVectors][4];
+      if (p.by_number) {  // A is read for each token, since it would take as many registers as the state
+        const float* of_head = p.a + simt::shuffle(head, lane) * p.numbers;
+#pragma unroll
+        for (int vector = 0; vector < kVectors; ++vector) {
+          read4(of_head + number(vector), count(i, vector), aligned(p.a, p.numbers), kept[vector]);
+#pragma unroll
+          for (int j = 0; j < 4; ++j) kept[vector][j] = simt::exp2_of(of_own * (kept[vector][j] * kLog2e));
+        }
+      }
 #pragma unroll
       for (int j = 0; j < kEach; ++j) {
-        const float kept = p.by_number ? decay_of(i, j, dt[i]) : decay;
-        S[i][j] = fmaf(S[i][j], kept, added * b[j]);
-        sums[i] = fmaf(S[i][j], c[j], sums[i]);
+        S[i][j] = fmaf(S[i][j], p.by_number ? kept[j / 4][j % 4] : of_own, u * b[j / 4][j % 4]);
+        sums[i] = fmaf(S[i][j], c[j / 4][j % 4], sums[i]);
       }
     }
     sum_over_lanes<kLines, kAcross / 2, 1>(sums);
-    if (fed < 0) return;
-    const int64_t at = (fed * p.groups + group) * lines + own;
-    write(fed, p.d == nullptr ? sums[0] : fmaf(number_at(p.x, own < lines ? at : -1), d, sums[0]));
+    if (!of_window) write(at, p.d != nullptr ? fmaf(x, d, sums[0]) : sums[0]);
   }
 
  private:
-  // The decay of one number of a line's state. A is read again for each token, since its numbers would take as many
-  // registers as the state.
-  SPECDEC_DEVICE float decay_of(int i, int j, float dt) const {
-    const int n = number(j / 4) + j % 4;
-    if (first + i >= lines || n >= params.numbers) return 0.0f;
-    return simt::exp2_of(dt * (params.a[head(first + i) * params.numbers + n] * kLog2e));
-  }
-
   SPECDEC_DEVICE void write(int64_t fed, float out) const {
-    if (simt::thread() % (kAcross / kLines) == 0 && own < lines) {
+    if (simt::thread() % kLanesOfLine == 0 && own < lines) {
       params.out[(fed * params.groups + group) * lines + own] = out;
     }
   }
@@ -136,7 +133,7 @@ SPECDEC_HD int parts_of(const SsdStepParams& p) {
 }
 
 template <int kAcross, int kVectors>
-SPECDEC_KERNEL(ssd_step_kernel, kScanThreads, SsdStepParams) {
+SPECDEC_KERNEL(ssd_step_kernel, (kVectors == 1 ? kBoundOfSmallTiles : kBoundOfLargeTiles), SsdStepParams) {
   scan<SsdTile<kAcross, kVectors>>(params, static_cast<int>(params.groups), parts_of<kAcross, kVectors>(params));
 }
 

@@ -165,6 +165,8 @@ inline uint32_t count_bits(uint32_t bits) { return static_cast<uint32_t>(__built
 
 inline float exp2_of(float x) { return x < -126.0f ? 0.0f : exp2f(x); }
 
+inline float inverse_sqrt(float x) { return 1.0f / sqrtf(x); }
+
 inline uint32_t add(uint32_t* place, uint32_t value) {
   access(place, sizeof(value), Access::kAdd);
   const uint32_t before = *place;

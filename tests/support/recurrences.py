@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from specdec_kernels import DeltaState, Feed, SsdState, conv_window, delta_step, ssd_step
+from specdec_kernels.testing import device_of
 
 T = 5  # tokens of a window
 
@@ -58,10 +59,15 @@ class Layer:
         stacked = [
             torch.stack([torch.stack([p[i] for p in row]) for row in picked]).to(self.dtype) for i in range(len(empty))
         ]
-        start = torch.tensor([starts.get(r, 0) for r in rows])
-        commit = torch.tensor([commits.get(r, 0) for r in rows])
-        valid = torch.tensor([[c in tokens.get(r, {}) for c in range(columns)] for r in rows])
-        return self.run(stacked, Feed(start, commit, valid, rows.start, keep, parents))
+        start = self.here(torch.tensor([starts.get(r, 0) for r in rows]))
+        commit = self.here(torch.tensor([commits.get(r, 0) for r in rows]))
+        valid = self.here(torch.tensor([[c in tokens.get(r, {}) for c in range(columns)] for r in rows]))
+        feed = Feed(start, commit, valid, rows.start, keep, None if parents is None else self.here(parents))
+        return self.run([*map(self.here, stacked)], feed).cpu()
+
+    def here(self, x: torch.Tensor) -> torch.Tensor:
+        """On the device of the backend."""
+        return x.to(device_of(self.backend))
 
     def windows(self) -> list[torch.Tensor]:
         """The inputs by place, [rows, places, ...] each."""
@@ -92,8 +98,8 @@ class Convolution(Layer):
     def run(self, inputs: list[torch.Tensor], feed: Feed) -> torch.Tensor:
         if not self.held:
             shape = self.rows, self.window + self.taps - 1, self.channels
-            self.held = [torch.full(shape, float("nan"), dtype=self.dtype)]
-        weight, bias = (None if w is None else w.to(self.dtype) for w in self.weights())
+            self.held = [self.here(torch.full(shape, float("nan"), dtype=self.dtype))]
+        weight, bias = (None if w is None else self.here(w.to(self.dtype)) for w in self.weights())
         return conv_window(self.held[0], inputs[0], weight, bias, feed, silu=self.silu, backend=self.backend)
 
 
@@ -165,7 +171,8 @@ class Ssd(Layer):
     def run(self, inputs: list[torch.Tensor], feed: Feed) -> torch.Tensor:
         if not self.held:
             self.held = [spoiled(SsdState.empty(self.rows, self.window, *inputs[:3]))]
-        constants = (None if c is None else c.to(self.dtype) for c in self.constants())
+        wide = torch.promote_types(self.dtype, torch.float32)
+        constants = (None if c is None else self.here(c.to(wide)) for c in self.constants())
         return ssd_step(self.held[0], *inputs, *constants, feed, backend=self.backend)
 
 
