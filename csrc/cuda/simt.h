@@ -289,7 +289,10 @@ SPECDEC_DEVICE Bytes16 load16(const void* place) {
   return bytes;
 }
 
-SPECDEC_DEVICE void store16(void* place, const Bytes16& bytes) { memcpy(place, &bytes, sizeof(bytes)); }
+SPECDEC_DEVICE void store16(void* place, const Bytes16& bytes) {
+  look_at(place, sizeof(bytes), Access::kWrite);
+  memcpy(place, &bytes, sizeof(bytes));
+}
 
 #endif
 

@@ -54,7 +54,8 @@ void sync_cluster();
 char* shared_memory();
 char* in_block(char* place, int block);
 void access(const void* place, int size, Access kind);  // another fiber may run first
-void look_at(const void* place, int size);              // counts as a read if it is shared memory
+// The same if it is shared memory or scratch.
+void look_at(const void* place, int size, Access kind = Access::kRead);
 // A copy arrives at some time before a wait for it ends. Until then its bytes may have any value.
 void init(uint64_t* arrival);
 void copy_bulk(void* to, const void* from, int bytes, uint64_t* arrival);

@@ -9,13 +9,20 @@ using namespace specdec;
 
 std::string fault;
 
+int64_t state_of_row(const cuda::DeltaStepParams& p) { return p.heads * p.dk * p.dv; }
+int64_t state_of_row(const cuda::SsdStepParams& p) { return p.heads * p.size * p.numbers; }
+
+// The rows' states count as scratch, of which the machine finds races.
 template <class Params>
 const char* run(const Params& params, int threads, uint64_t seed) {
   const auto scan = cuda::scan_of(params);
   const Feed& feed = params.feed;
   const int warps = threads / simt::kWarp;
-  fault = simt::run(scan.blocks(feed, warps), 1, threads, static_cast<int>(scan.shared(feed, warps)), seed,
-                    [&] { scan.kernel(params); });
+  const int64_t floats = state_of_row(params);
+  fault = simt::run(
+      scan.blocks(feed, warps), 1, threads, static_cast<int>(scan.shared(feed, warps)), seed,
+      [&] { scan.kernel(params); }, reinterpret_cast<char*>(params.state + feed.first_row * floats),
+      feed.rows * floats * static_cast<int64_t>(sizeof(float)));
   if (!fault.empty()) return fault.c_str();
   const cuda::StoreParams stored = cuda::stored_by(params);
   fault = simt::run(feed.rows * feed.columns, 1, threads, 0, seed, [&] { cuda::store_inputs_kernel(stored); });
