@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -40,7 +41,7 @@ class Layer:
     def run(self, inputs: list[torch.Tensor], feed: Feed) -> torch.Tensor:
         raise NotImplementedError
 
-    def feed(
+    def arguments(
         self,
         tokens: dict[int, dict[int, int]],
         starts: dict[int, int],
@@ -49,8 +50,8 @@ class Layer:
         keep: bool = False,
         rows: range | None = None,
         parents: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Feeds tokens by row and column; the inputs of the other columns are NaN."""
+    ) -> tuple[list[torch.Tensor], Feed]:
+        """What ``run`` takes for tokens by row and column; the inputs of the other columns are NaN."""
         rows = range(self.rows) if rows is None else rows
         empty = [torch.full_like(x, float("nan")) for x in self.inputs(0)]
         picked = [
@@ -63,7 +64,11 @@ class Layer:
         commit = self.here(torch.tensor([commits.get(r, 0) for r in rows]))
         valid = self.here(torch.tensor([[c in tokens.get(r, {}) for c in range(columns)] for r in rows]))
         feed = Feed(start, commit, valid, rows.start, keep, None if parents is None else self.here(parents))
-        return self.run([*map(self.here, stacked)], feed).cpu()
+        return [*map(self.here, stacked)], feed
+
+    def feed(self, *tokens: Any, **how: Any) -> torch.Tensor:
+        """The same, fed."""
+        return self.run(*self.arguments(*tokens, **how)).cpu()
 
     def here(self, x: torch.Tensor) -> torch.Tensor:
         """On the device of the backend."""
