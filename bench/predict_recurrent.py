@@ -77,8 +77,9 @@ def main(
     report.read_names("gpu", gpu, names)
     machine = GPUS[names.index(gpu)]
     weights = WEIGHTS / (machine.terabytes * 1e12)
-    print(f"PREDICTION, not measured: {gpu}, {LAYERS} layers, microseconds of a layer, milliseconds of a step")
-    print("| rows | K | MB of a layer | by bytes | by instructions | convolution | all layers | weights |")
+    print(f"PREDICTION, not measured: {gpu}, {LAYERS} layers")
+    units = ("MB of a layer", "by bytes, µs", "by instructions, µs", "convolution, µs", "all layers, ms", "weights, ms")
+    print(f"| rows | K | {' | '.join(units)} |")
     print("|---|---|---|---|---|---|---|---|")
     for rows in (1, 8, 64):
         for k in sorted({0, drafts}):
