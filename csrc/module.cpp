@@ -5,6 +5,7 @@
 #include <string>
 
 #include "arguments.h"
+#include "cpu/attend.h"
 #include "cpu/block.h"
 #include "cpu/linear.h"
 #include "cpu/operations.h"
@@ -23,28 +24,60 @@ void run_conv_window(const ConvWindowParams& params, const Tensor&) { conv_windo
 void run_delta_step(const DeltaStepParams& params, const Tensor&) { delta_step(params); }
 void run_ssd_step(const SsdStepParams& params, const Tensor&) { ssd_step(params); }
 
-Tensor torchs_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
-  using torch::stable::detail::from;
-  StableIValue stack[] = {from(x), from(weight), from(bias)};
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::linear", "", stack, TORCH_ABI_VERSION));
-  return torch::stable::detail::to<Tensor>(stack[0]);
-}
-
-Tensor linear_op(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
-                 std::optional<int64_t> most_rows) {
+Tensor linear_op(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
   STD_TORCH_CHECK(x.dim() == 3, "specdec_kernels: x has a wrong shape");
   const int64_t rows = x.size(0) * x.size(1), inputs = x.size(2), outputs = weight.size(0);
-  if (most_rows && rows > *most_rows) return torchs_linear(x, weight, bias);
   check_shape(x, {x.size(0), x.size(1), inputs}, ScalarType::Float, "x");
-  check_shape(weight, {outputs, inputs}, ScalarType::Float, "weight");
+  const bool half = weight.scalar_type() == ScalarType::BFloat16;
+  check_shape(weight, {outputs, inputs}, half ? ScalarType::BFloat16 : ScalarType::Float, "weight");
   if (bias) check_shape(*bias, {outputs}, ScalarType::Float, "bias");
   const Tensor dense_x = dense(x), dense_weight = dense(weight);
   const std::optional<Tensor> dense_bias = bias ? std::optional(dense(*bias)) : std::nullopt;
   const auto floats = [](const Tensor& tensor) { return static_cast<const float*>(tensor.const_data_ptr()); };
   Tensor y = empty_on(x, {x.size(0), x.size(1), outputs}, ScalarType::Float);
-  linear({floats(dense_x), floats(dense_weight), dense_bias ? floats(*dense_bias) : nullptr,
-          static_cast<float*>(y.mutable_data_ptr()), rows, inputs, outputs});
+  linear({floats(dense_x), dense_weight.const_data_ptr(), half ? Dtype::kBFloat16 : Dtype::kFloat32,
+          dense_bias ? floats(*dense_bias) : nullptr, static_cast<float*>(y.mutable_data_ptr()), rows, inputs,
+          outputs});
   return y;
+}
+
+Tensor attend_op(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& seen, double scale) {
+  STD_TORCH_CHECK(q.dim() == 4 && k.dim() == 4 && v.dim() == 4 && seen.dim() == 3,
+                  "specdec_kernels: q, k, v or seen has a wrong shape");
+  const int64_t rows = q.size(0), heads = q.size(1), queries = q.size(2), size = q.size(3);
+  const int64_t key_heads = k.size(1), slots = k.size(2), value_size = v.size(3);
+  const bool half = k.scalar_type() == ScalarType::BFloat16;
+  const ScalarType stored = half ? ScalarType::BFloat16 : ScalarType::Float;
+  check_shape(q, {rows, heads, queries, size}, ScalarType::Float, "q");
+  check_shape(k, {rows, key_heads, slots, size}, stored, "k");
+  check_shape(v, {rows, key_heads, slots, value_size}, stored, "v");
+  check_shape(seen, {rows, queries, seen.size(2)}, ScalarType::Long, "seen");
+  STD_TORCH_CHECK(key_heads > 0 && heads % key_heads == 0 && seen.size(2) >= 2,
+                  "specdec_kernels: the heads do not divide into key heads, or seen has fewer than two columns");
+  const Tensor dense_q = with_dense_rows(q), dense_k = with_dense_rows(k), dense_v = with_dense_rows(v);
+  const Tensor dense_seen = dense(seen);
+  Tensor out = empty_on(q, {rows, queries, heads, value_size}, ScalarType::Float);
+  attend({
+      .q = static_cast<const float*>(dense_q.const_data_ptr()),
+      .k = dense_k.const_data_ptr(),
+      .v = dense_v.const_data_ptr(),
+      .dtype = half ? Dtype::kBFloat16 : Dtype::kFloat32,
+      .seen = dense_seen.const_data_ptr<int64_t>(),
+      .out = static_cast<float*>(out.mutable_data_ptr()),
+      .rows = rows,
+      .heads = heads,
+      .key_heads = key_heads,
+      .queries = queries,
+      .slots = slots,
+      .size = size,
+      .value_size = value_size,
+      .columns = seen.size(2),
+      .q_strides = {dense_q.stride(0), dense_q.stride(1), dense_q.stride(2)},
+      .k_strides = {dense_k.stride(0), dense_k.stride(1), dense_k.stride(2)},
+      .v_strides = {dense_v.stride(0), dense_v.stride(1), dense_v.stride(2)},
+      .scale = static_cast<float>(scale),
+  });
+  return out;
 }
 
 }  // namespace
@@ -62,6 +95,7 @@ STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
   m.impl("draft_children", TORCH_BOX(&specdec::draft_children<run_draft_children>));
   m.impl("verify_tree", TORCH_BOX(&specdec::verify_tree<run_verify_tree>));
   m.impl("linear", TORCH_BOX(&linear_op));
+  m.impl("attend", TORCH_BOX(&attend_op));
   m.impl("conv_window", TORCH_BOX(&specdec::conv_window<run_conv_window>));
   m.impl("delta_step", TORCH_BOX(&specdec::delta_step<run_delta_step>));
   m.impl("ssd_step", TORCH_BOX(&specdec::ssd_step<run_ssd_step>));

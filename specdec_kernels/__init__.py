@@ -2,6 +2,7 @@
 own. Knows nothing of models."""
 
 from .api import check_drafts, draft_step, speculative_step
+from .attend_api import attend
 from .build import build_info
 from .linear_api import linear
 from .ops import SamplingTensors
@@ -35,6 +36,7 @@ __all__ = [
     "TokenTable",
     "TreeRule",
     "TreeStep",
+    "attend",
     "build_info",
     "check_drafts",
     "conv_window",

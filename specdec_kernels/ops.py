@@ -148,12 +148,20 @@ for _stem, _schema in SCHEMAS.items():
         torch.library.register_fake(f"{NAMESPACE}::{_stem}{_variant}", _FAKES[_stem], lib=_library)
 
 # x [B, q, inputs], weight [outputs, inputs], bias [outputs], float32 on a CPU -> [B, q, outputs]. Native code alone.
-_library.define(
-    "linear(Tensor x, Tensor weight, Tensor? bias, int? most_rows) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,)
-)
+_library.define("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
 torch.library.register_fake(
     f"{NAMESPACE}::linear",
-    lambda x, weight, bias, most_rows: x.new_empty((*x.shape[:-1], weight.shape[0])),
+    lambda x, weight, bias: x.new_empty((*x.shape[:-1], weight.shape[0])),
+    lib=_library,
+)
+
+# q [n, H, T, D], k [n, H_kv, S, D], v [n, H_kv, S, D_v], seen [n, T, 2 + P] -> [n, T, H, D_v]. Native code alone.
+_library.define(
+    "attend(Tensor q, Tensor k, Tensor v, Tensor seen, float scale) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,)
+)
+torch.library.register_fake(
+    f"{NAMESPACE}::attend",
+    lambda q, k, v, seen, scale: q.new_empty((q.shape[0], q.shape[2], q.shape[1], v.shape[3])),
     lib=_library,
 )
 

@@ -1,88 +1,75 @@
-// With few rows, a linear layer costs what reading its weights costs: every weight is read once, and multiplied by all
-// rows while it is in a register. Libraries of matrix products are made for many rows, and take several times as long
-// for two to eight of them as for one.
+// A linear layer of a step has few rows, and costs what reading its weights costs: every weight is read once, and
+// multiplied by all rows while it is in a register. With more rows, parts of the weights stay in a cache meanwhile.
 //
-// Every number of y is summed in one order, whatever the number of rows: a token's result does not depend on how many
-// others it is fed with.
+// Every number of y is summed in one order, whatever the number of rows, and whatever the weights are stored as: a
+// token's result does not depend on how many others it is fed with.
 #include "linear.h"
 
 #include <algorithm>
 #include <cstring>
 #include <string_view>
-#include <utility>
+#include <vector>
 
 #include "block.h"
-#include "load.h"
+#include "lanes.h"
 #include "parallel.h"
 
 namespace specdec::cpu {
 namespace {
 
-constexpr int64_t kMostRows = 6;                // of a tile: their sums fit into 16 registers
-constexpr int64_t kGrainProducts = 64 * 1024;   // are worth a thread
+constexpr int64_t kTileRows = 6;               // at most: their sums with two outputs fit into 16 registers
+constexpr int64_t kMostInputs = 1024;          // of a part of the weights that stays in a cache
+constexpr int64_t kGrainProducts = 64 * 1024;  // are worth a thread
 
-template <int kWidth>
-struct Lanes {
-  typedef float Vector __attribute__((vector_size(kWidth * sizeof(float))));
+// Some of a layer's inputs, from `first` on, `kept` says where the sums of those before are, and where those of these
+// go: null for the first ones, or the last ones.
+struct Inputs {
+  int64_t first, count;
+  const float* before;
+  float* after;
 };
 
-// Of two vectors whose lanes are groups of kGroup, the lower (kUpper = 0) or the upper half of every group.
-template <int kWidth, int kGroup, int kUpper, class Vector, size_t... kLane>
-SPECDEC_BODY void halves(const Vector& a, const Vector& b, Vector* out, std::index_sequence<kLane...>) {
-  constexpr int kHalf = kGroup / 2;
-  *out = __builtin_shufflevector(a, b, (kLane / kHalf * kGroup + kUpper * kHalf + kLane % kHalf)...);
-}
-
-// Adds up the lanes of each of kWidth vectors, halves first. The sum of vector i becomes lane i of the first.
-template <int kWidth, int kGroup = kWidth, class Vector>
-SPECDEC_BODY void add_lanes(Vector* vectors) {
-  if constexpr (kGroup > 1) {
-    for (int i = 0; i < kGroup / 2; ++i) {
-      Vector lower, upper;
-      const auto lanes = std::make_index_sequence<kWidth>();
-      halves<kWidth, kGroup, 0>(vectors[2 * i], vectors[2 * i + 1], &lower, lanes);
-      halves<kWidth, kGroup, 1>(vectors[2 * i], vectors[2 * i + 1], &upper, lanes);
-      vectors[i] = lower + upper;
-    }
-    add_lanes<kWidth, kGroup / 2>(vectors);
-  }
-}
-
-// y of kRows rows of x, at kOutputs outputs.
-template <int kWidth, int kRows, int kOutputs>
-SPECDEC_BODY void tile(const LinearParams& params, int64_t row, int64_t output) {
+// Adds the products of some inputs of kRows rows of x, from `row` on, with kOutputs rows of weights, from `output` on;
+// to y, after the last inputs. With kAhead, the next tile's weights are read ahead.
+template <int kWidth, int kRows, int kOutputs, bool kAhead, class Weight>
+SPECDEC_BODY void tile(const LinearParams& params, int64_t row, int64_t output, const Inputs& inputs) {
   using Vector = typename Lanes<kWidth>::Vector;
   constexpr int kSums = kRows * kOutputs, kPadded = (kSums + kWidth - 1) / kWidth * kWidth;
-  const int64_t inputs = params.inputs, whole = inputs / kWidth * kWidth;
-  const float* x = params.x + row * inputs;
-  const float* weight = params.weight + output * inputs;
+  const int64_t stride = params.inputs, whole = inputs.count / kWidth * kWidth;
+  const float* x = params.x + row * stride + inputs.first;
+  const Weight* weights = static_cast<const Weight*>(params.weight) + output * stride + inputs.first;
   Vector sums[kPadded] = {};
+  if (inputs.before) std::memcpy(sums, inputs.before, kSums * sizeof(Vector));
   for (int64_t k = 0; k < whole; k += kWidth) {
     Vector w[kOutputs];
 #pragma GCC unroll 8
     for (int o = 0; o < kOutputs; ++o) {
-      std::memcpy(&w[o], weight + o * inputs + k, sizeof(Vector));
-      __builtin_prefetch(weight + (kOutputs + o) * inputs + k);  // of the next tile
+      widen<kWidth>(weights + o * stride + k, &w[o]);
+      if (kAhead) __builtin_prefetch(weights + (kOutputs + o) * stride + k);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       Vector v;
-      std::memcpy(&v, x + r * inputs + k, sizeof(Vector));
+      std::memcpy(&v, x + r * stride + k, sizeof(Vector));
 #pragma GCC unroll 8
       for (int o = 0; o < kOutputs; ++o) sums[r * kOutputs + o] += v * w[o];
     }
   }
-  if (const size_t rest = (inputs - whole) * sizeof(float); rest > 0) {
+  if (const int64_t rest = inputs.count - whole; rest > 0) {
     for (int i = 0; i < kSums; ++i) {
-      Vector v = {}, w = {};
-      std::memcpy(&v, x + i / kOutputs * inputs + whole, rest);
-      std::memcpy(&w, weight + i % kOutputs * inputs + whole, rest);
+      Vector v, w;
+      widen_some<kWidth>(x + i / kOutputs * stride + whole, rest, &v);
+      widen_some<kWidth>(weights + i % kOutputs * stride + whole, rest, &w);
       sums[i] += v * w;
     }
   }
+  if (inputs.after) {
+    std::memcpy(inputs.after, sums, kSums * sizeof(Vector));
+    return;
+  }
 #pragma GCC unroll 8
   for (int i = 0; i < kPadded; i += kWidth) add_lanes<kWidth>(sums + i);
-#pragma GCC unroll 16
+#pragma GCC unroll 24
   for (int i = 0; i < kSums; ++i) {
     const float sum = sums[i / kWidth * kWidth][i % kWidth];
     const int64_t o = output + i % kOutputs;
@@ -90,44 +77,106 @@ SPECDEC_BODY void tile(const LinearParams& params, int64_t row, int64_t output) 
   }
 }
 
-template <int kWidth, int kRows, int kOutputs>
-SPECDEC_BODY void outputs_of(const LinearParams& params, int64_t row, int64_t begin, int64_t end) {
+template <int kWidth, int kRows, int kOutputs, class Weight>
+SPECDEC_BODY void few_rows(const LinearParams& params, int64_t begin, int64_t end) {
+  const Inputs all = {0, params.inputs, nullptr, nullptr};
   int64_t output = begin;
-  for (; output + kOutputs <= end; output += kOutputs) tile<kWidth, kRows, kOutputs>(params, row, output);
-  for (; output < end; ++output) tile<kWidth, kRows, 1>(params, row, output);
+  for (; output + kOutputs <= end; output += kOutputs)
+    tile<kWidth, kRows, kOutputs, true, Weight>(params, 0, output, all);
+  for (; output < end; ++output) tile<kWidth, kRows, 1, true, Weight>(params, 0, output, all);
 }
 
-// Some outputs at a time, whose weights stay in the cache while all rows are multiplied by them.
-template <int kWidth>
-SPECDEC_BODY void range(const LinearParams& params, int64_t begin, int64_t end) {
-  const int64_t parts = (params.rows + kMostRows - 1) / kMostRows;
-  const int64_t step = parts == 1 ? end - begin : 12;
-  for (int64_t first = begin; first < end; first += step) {
-    const int64_t last = std::min(first + step, end);
-    for (int64_t part = 0; part < parts; ++part) {
-      const int64_t row = part * params.rows / parts, rows = (part + 1) * params.rows / parts - row;
-      switch (rows) {
-        case 1: outputs_of<kWidth, 1, 4>(params, row, first, last); break;
-        case 2: outputs_of<kWidth, 2, 4>(params, row, first, last); break;
-        case 3: outputs_of<kWidth, 3, 3>(params, row, first, last); break;
-        case 4: outputs_of<kWidth, 4, 2>(params, row, first, last); break;
-        case 5: outputs_of<kWidth, 5, 2>(params, row, first, last); break;
-        case 6: outputs_of<kWidth, 6, 2>(params, row, first, last); break;
-      }
+// Some weights stay in the nearest cache while a block of rows is multiplied by them, whose sums are kept in memory
+// until all inputs were added. At least kRows rows.
+template <int kWidth, int kRows, class Weight>
+SPECDEC_BODY void many_rows(const LinearParams& params, int64_t begin, int64_t end) {
+  constexpr int64_t kOutputs = kWidth == 16 ? 4 : 2, kChunk = 8, kBlock = 8 * kRows, kSums = kRows * kOutputs * kWidth;
+  const int64_t parts = (params.inputs + kMostInputs - 1) / kMostInputs;
+  const int64_t step = (params.inputs / std::max<int64_t>(parts, 1) / kWidth + 1) * kWidth;
+  std::vector<float> sums(parts > 1 ? kBlock / kRows * (kChunk / kOutputs) * kSums : 0);
+  for (int64_t first = 0; first < params.rows; first += kBlock) {
+    const int64_t last = std::min(first + kBlock, params.rows);
+    for (int64_t output = begin; output < end; output += kChunk) {
+      const int64_t last_output = std::min(output + kChunk, end);
+      int64_t k = 0;
+      do {
+        Inputs inputs = {k, std::min(params.inputs - k, step), nullptr, nullptr};
+        float* own = sums.data();
+        k += inputs.count;
+        for (int64_t row = first; row < last; row += kRows) {
+          // The last tile of all begins before its place.
+          const int64_t at = std::min(row, params.rows - kRows);
+          for (int64_t o = output; o < last_output;) {
+            inputs.before = inputs.first > 0 ? own : nullptr;
+            inputs.after = k < params.inputs ? own : nullptr;
+            if (o + kOutputs > last_output) {
+              tile<kWidth, kRows, 1, true, Weight>(params, at, o++, inputs);
+              own += kRows * kWidth;
+              continue;
+            }
+            if (row == first) {
+              tile<kWidth, kRows, kOutputs, true, Weight>(params, at, o, inputs);
+            } else {
+              tile<kWidth, kRows, kOutputs, false, Weight>(params, at, o, inputs);
+            }
+            o += kOutputs, own += kSums;
+          }
+        }
+      } while (k < params.inputs);
     }
   }
 }
 
+template <int kWidth, class Weight>
+SPECDEC_BODY void range(const LinearParams& params, int64_t begin, int64_t end) {
+  constexpr int kOutputs = kWidth == 16 ? 4 : 2;  // what 32 or 16 registers hold
+  switch (params.rows) {
+    case 0:
+      return;
+    case 1:
+      return few_rows<kWidth, 1, 4, Weight>(params, begin, end);
+    case 2:
+      return few_rows<kWidth, 2, 4, Weight>(params, begin, end);
+    case 3:
+      return few_rows<kWidth, 3, kWidth == 16 ? 4 : 3, Weight>(params, begin, end);
+    case 4:
+      return few_rows<kWidth, 4, kOutputs, Weight>(params, begin, end);
+    case 5:
+      return few_rows<kWidth, 5, kOutputs, Weight>(params, begin, end);
+    case 6:
+      return few_rows<kWidth, 6, kOutputs, Weight>(params, begin, end);
+  }
+  if constexpr (kWidth == 16) {
+    if (params.rows == 7) return few_rows<kWidth, 7, 3, Weight>(params, begin, end);
+    if (params.rows == 8) return few_rows<kWidth, 8, 3, Weight>(params, begin, end);
+  }
+  const int64_t tiles = (params.rows + kTileRows - 1) / kTileRows;
+  switch ((params.rows + tiles - 1) / tiles) {
+    case 4:
+      return many_rows<kWidth, 4, Weight>(params, begin, end);
+    case 5:
+      return many_rows<kWidth, 5, Weight>(params, begin, end);
+    default:
+      return many_rows<kWidth, 6, Weight>(params, begin, end);
+  }
+}
+
+template <int kWidth>
+SPECDEC_BODY void by_dtype(const LinearParams& params, int64_t begin, int64_t end) {
+  if (params.dtype == Dtype::kBFloat16) return range<kWidth, BFloat16>(params, begin, end);
+  range<kWidth, float>(params, begin, end);
+}
+
 using Range = void (*)(const LinearParams& params, int64_t begin, int64_t end);
 
-void baseline(const LinearParams& params, int64_t begin, int64_t end) { range<4>(params, begin, end); }
+void baseline(const LinearParams& params, int64_t begin, int64_t end) { by_dtype<4>(params, begin, end); }
 #if defined(__x86_64__)
 __attribute__((target("avx2,fma"))) void avx2(const LinearParams& params, int64_t begin, int64_t end) {
-  range<8>(params, begin, end);
+  by_dtype<8>(params, begin, end);
 }
 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"))) void avx512(const LinearParams& params,
-                                                                                  int64_t begin, int64_t end) {
-  range<16>(params, begin, end);
+                                                                                   int64_t begin, int64_t end) {
+  by_dtype<16>(params, begin, end);
 }
 #endif
 

@@ -1,15 +1,18 @@
-// A linear layer for few rows of float32, as of one step of decoding.
+// A linear layer of float32, made for the few rows of one step of decoding.
 #pragma once
 
 #include <cstdint>
 
+#include "block.h"
+
 namespace specdec::cpu {
 
 struct LinearParams {
-  const float* x;       // [rows, inputs]
-  const float* weight;  // [outputs, inputs]
-  const float* bias;    // [outputs], or null
-  float* y;             // [rows, outputs] = x weight^T + bias
+  const float* x;      // [rows, inputs]
+  const void* weight;  // [outputs, inputs]
+  Dtype dtype;         // of the weights: kFloat32 or kBFloat16
+  const float* bias;   // [outputs], or null
+  float* y;            // [rows, outputs] = x weight^T + bias
   int64_t rows, inputs, outputs;
 };
 

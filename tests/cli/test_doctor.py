@@ -35,8 +35,8 @@ def test_doctor(monkeypatch):
 
 def test_doctor_names_what_the_cpu_has(monkeypatch):
     for units, said in (
-        (("AVX2", "AVX-512"), "units AVX2, AVX-512; none for bfloat16, so models saved in it compute in float32"),
-        (("AVX2", "AMX-BF16"), "units AVX2, AMX-BF16; models saved in bfloat16 compute in it (--dtype)"),
+        (("AVX2", "AVX-512"), "units AVX2, AVX-512; none for bfloat16: --dtype bfloat16 is slow"),
+        (("AVX2", "AMX-BF16"), "units AVX2, AMX-BF16 "),
         ((), "units unknown; none for bfloat16"),
     ):
         monkeypatch.setattr("specdec.evaluation.machine.cpu_units", lambda _, units=units: units)

@@ -16,6 +16,7 @@ from support.compare_heads import compare
 from support.heads import HIDDEN, LAYERS, V, exact_mtp, predictable_target, write
 from support.model_types import SHARED_EXPERTS, model_of
 from support.models import DECODER, tiny_model
+from support.plain_mtp import drafted
 from support.scripted import script_k
 from torch.nn.functional import linear, rms_norm
 from transformers import (
@@ -114,7 +115,7 @@ def mtp_files(kind: str, layout: str, count: int, own: bool) -> tuple[dict, dict
 
 def plain_mtp(target, layers, hidden_first: bool, own: bool, final, text, drafts) -> torch.Tensor:
     """Logits [len(drafts) + 1, V] of the drafts after ``text``; ``final`` [L, h] is the target's last state."""
-    eps, rows, features = target.config.rms_norm_eps, [], final[: len(text) - 1]
+    eps = target.config.rms_norm_eps
     embedding, head = target.model.embed_tokens.weight + own, target.lm_head.weight * (1 + own)
 
     def out(k: int, features: torch.Tensor, tokens: list[int]) -> torch.Tensor:
@@ -125,20 +126,14 @@ def plain_mtp(target, layers, hidden_first: bool, own: bool, final, text, drafts
             rms_norm(features, hnorm.shape, hnorm, eps),
         ]
         x = linear(torch.cat(both[::-1] if hidden_first else both, 1), projection)[None]
-        rotation = target.model.rotary_emb(x, torch.arange(len(tokens))[None])
+        positions = torch.arange(len(tokens))[None]
+        if target.config.model_type.startswith("qwen3_5"):
+            positions = positions.expand(3, -1, -1)  # transformers 5.17 takes no fewer
+        rotation = target.model.rotary_emb(x, positions)
         mask = torch.full((len(tokens), len(tokens)), -1e30).triu(1)[None, None]
         return rms_norm(block(x, attention_mask=mask, position_embeddings=rotation)[0], norm.shape, norm, eps)
 
-    known = [*text, *drafts]
-    for i in range(len(drafts) + 1):
-        if len(layers) > 1:  # layer i over all known rows
-            features = out(i, features, known[1 + i : len(text) + i])
-            rows.append(features[-1] @ head.T)
-        else:  # the layer once more over one row more
-            states = out(0, features, known[1 : len(text) + i])
-            rows.append(states[-1] @ head.T)
-            features = torch.cat((features, states[-1:]))
-    return torch.stack(rows)
+    return drafted(out, len(layers), head, final, text, drafts)
 
 
 def write_among(folder, config, tensors, target) -> None:
@@ -293,6 +288,17 @@ def test_wrong_files_are_refused_by_name(tmp_path, name):
     change(tensors)
     with pytest.raises(ValueError, match=error):
         load_head(write(tmp_path, config, tensors), predictable_target(), check=False)
+
+
+def test_what_layers_share_is_named_as_in_the_files(tmp_path):
+    config, tensors, _ = mtp_files("qwen3_next", "qwen", 1, False)
+    for name in ("mtp.fc.weight", "mtp.norm.weight", "mtp.layers.0.mlp.gate.weight"):
+        given = {n: t for n, t in tensors.items() if n != name}
+        with pytest.raises(ValueError, match=f"^{name}: got no such tensor"):
+            load_head(write(tmp_path / name, config, given), _target("qwen3_next"), check=False)
+    low = tensors | {"mtp.fc.weight": tensors["mtp.fc.weight"].to(torch.float8_e4m3fn)}
+    with pytest.raises(ValueError, match="^mtp.fc.weight: got quantised MTP layers"):
+        load_head(write(tmp_path / "low", config, low), _target("qwen3_next"), check=False)
 
 
 def test_wrong_layers_are_refused_by_name(tmp_path):

@@ -1,4 +1,4 @@
-"""Linear layers for few tokens: which layers of a model become such, and that the model itself stays as it is."""
+"""Linear layers of our own: which layers of a model become such, and that the model itself stays as it is."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from specdec import SpeculativeDecoder
 from specdec.models import linear as module
-from specdec.models.linear import MOST_ROWS, FewRowsLinear, with_few_rows
+from specdec.models.linear import NativeLinear, with_native_linear
 from support.models import tunable_pair
 from torch import nn
 
@@ -29,8 +29,8 @@ def logits(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
 
 def test_a_copy_has_them_and_shares_the_weights(model):
     before = dict(model.named_modules())
-    fast = with_few_rows(model)
-    assert kinds(fast) == {FewRowsLinear} and kinds(model) == {nn.Linear}
+    fast = with_native_linear(model)
+    assert kinds(fast) == {NativeLinear} and kinds(model) == {nn.Linear}
     assert dict(model.named_modules()) == before and fast.get_output_embeddings() is fast.lm_head
     pairs = zip(model.named_parameters(), fast.named_parameters(), strict=True)
     assert all(mine == its and mine[1] is its[1] for mine, its in pairs)
@@ -41,38 +41,34 @@ def test_a_copy_has_them_and_shares_the_weights(model):
     torch.testing.assert_close(logits(fast, tokens), logits(model, tokens), rtol=1e-4, atol=1e-4)
 
 
-def test_steps_go_through_them(model, monkeypatch):
-    """Of longer prompts, the operation knows that they are too long."""
+def test_steps_and_prompts_go_through_them(model, monkeypatch):
     rows = []
 
-    def spy(x, weight, bias, most_rows):
+    def spy(x, weight, bias):
         rows.append(x.shape[0] * x.shape[1])
-        assert most_rows == MOST_ROWS
         return nn.functional.linear(x, weight, bias)
 
     monkeypatch.setattr(module, "linear", spy)
-    prompt = list(range(1, 2 * MOST_ROWS + 2))
-    SpeculativeDecoder(model, model, 3).generate([prompt], max_new_tokens=9)
-    few = {r for r in rows if r < len(prompt) - 2}  # the draft and the target read all but the last one or two
-    assert {1, 4} <= few <= {1, 2, 3, 4}  # and what the draft is fed at once after a step
+    SpeculativeDecoder(model, model, 3).generate([list(range(1, 18))], max_new_tokens=9)
+    # The draft and the target read all but the last one or two; then there is what the draft is fed after a step.
+    assert {1, 4} <= {r for r in rows if r < 15} <= {1, 2, 3, 4} and 16 in rows
 
 
-def test_the_limit(monkeypatch):
-    layer = with_few_rows(nn.Linear(6, 3))
-    assert type(layer) is FewRowsLinear
+def test_what_goes_through_them(monkeypatch):
+    layer = with_native_linear(nn.Linear(6, 3))
+    assert type(layer) is NativeLinear
     called = []
 
-    def spy(x, *rest, most_rows):
-        called.append(most_rows)
+    def spy(x, *rest):
+        called.append(tuple(x.shape))
         return nn.functional.linear(x, *rest)
 
     monkeypatch.setattr(module, "linear", spy)
     with torch.inference_mode():
-        for shape in ((1, MOST_ROWS), (1, MOST_ROWS + 1), (0, 3)):
+        for shape in ((1, 4), (2, 30), (0, 3), (5,), (), (2, 2, 2)):
             assert layer(torch.ones(*shape, 6)).shape == (*shape, 3)
-        assert called == [MOST_ROWS] * 3
+        assert called == [(1, 4, 6), (2, 30, 6), (0, 3, 6), (1, 5, 6), (1, 1, 6), (1, 8, 6)]
         called.clear()
-        assert layer(torch.ones(2, 6)).shape == (2, 3)
         with torch.autocast("cpu", torch.bfloat16):
             assert layer(torch.ones(1, 2, 6)).dtype == torch.bfloat16
         with pytest.raises(RuntimeError):
@@ -89,15 +85,15 @@ def test_other_layers_stay(model):
     replaced = nn.Linear(4, 4)
     replaced.forward = lambda x: x
     for other in (Own(4, 4), replaced, nn.Linear(4, 4, dtype=torch.bfloat16), nn.Linear(4, 4, device="meta")):
-        assert with_few_rows(other) is other
-        assert type(with_few_rows(nn.Sequential(other, nn.Linear(4, 4)))[1]) is FewRowsLinear
-    assert with_few_rows(model.bfloat16()) is model
+        assert with_native_linear(other) is other
+        assert type(with_native_linear(nn.Sequential(other, nn.Linear(4, 4)))[1]) is NativeLinear
+    assert with_native_linear(model.bfloat16()) is model
 
 
 def test_hooks_run_and_shared_layers_stay_shared():
     layer, seen = nn.Linear(4, 4), []
     layer.register_forward_hook(lambda *_: seen.append(1))
-    fast = with_few_rows(nn.Sequential(layer, layer))
+    fast = with_native_linear(nn.Sequential(layer, layer))
     assert fast[0] is fast[1]
     with torch.inference_mode():
         fast(torch.ones(1, 1, 4))
@@ -108,9 +104,9 @@ def test_the_inside_of_adapters_stays(model):
     """Which of them is active may change after the copy was made."""
     peft = pytest.importorskip("peft")
     model.add_adapter(peft.LoraConfig(target_modules=["q_proj"], r=4, init_lora_weights=False))
-    fast, tokens = with_few_rows(model), torch.arange(4)[None]
+    fast, tokens = with_native_linear(model), torch.arange(4)[None]
     q, mine = fast.model.layers[0].self_attn.q_proj, model.model.layers[0].self_attn.q_proj
-    assert q is mine and type(fast.model.layers[0].mlp.up_proj) is FewRowsLinear
+    assert q is mine and type(fast.model.layers[0].mlp.up_proj) is NativeLinear
     torch.testing.assert_close(logits(fast, tokens), logits(model, tokens), rtol=1e-4, atol=1e-4)
     active = logits(fast, tokens)
     model.disable_adapters()
@@ -119,5 +115,5 @@ def test_the_inside_of_adapters_stays(model):
 
 
 def test_without_native_code_nothing_changes(model, monkeypatch):
-    monkeypatch.setattr(module, "_has_native", lambda: False)
-    assert with_few_rows(model) is model
+    monkeypatch.setattr(module, "has_native", lambda: False)
+    assert with_native_linear(model) is model

@@ -255,11 +255,16 @@ MUTATIONS: list[Mutation] = [
         "csrc/cpu/linear.cpp",
         "tests/kernels/test_linear.py",
         {
-            "linear-forgets-the-last-inputs": ("sizeof(float); rest > 0)", "sizeof(float); rest > 1024)"),
-            "linear-takes-the-first-part-again": (
-                "const int64_t row = part * params.rows / parts,",
-                "const int64_t row = 0 * part,",
+            "linear-forgets-the-last-inputs": ("whole; rest > 0)", "whole; rest > 1024)"),
+            "linear-forgets-the-inputs-before": (
+                "inputs.first > 0 ? own : nullptr",
+                "inputs.first < 0 ? own : nullptr",
             ),
+            "linear-takes-the-last-rows-at-their-place": (
+                "const int64_t at = std::min(row, params.rows - kRows);",
+                "const int64_t at = std::min(row, params.rows - kRows) / kRows * kRows;",
+            ),
+            "linear-takes-bfloat16-for-less": ("Lanes<kWidth>::Bits) << 16", "Lanes<kWidth>::Bits) << 15"),
         },
     ),
     *mutations(

@@ -165,6 +165,21 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
+        "python/specdec/drafters/heads/mtp_files.py",
+        "tests/drafters/test_mtp_layouts.py",
+        {
+            "mtp-layers-share-a-place": ("decoder_layer(own_config, k) for", "decoder_layer(own_config, 0) for"),
+        },
+    ),
+    *mutations(
+        "python/specdec/drafters/heads/mtp_nemotron.py",
+        "tests/drafters/test_mtp_layouts.py",
+        {
+            "mtp-blocks-in-reverse": ("for block in self:", "for block in reversed(list(self)):"),
+            "mtp-projection-of-any-block": (" in _FIRST and block == 0", " in _FIRST"),
+        },
+    ),
+    *mutations(
         "python/specdec/drafters/heads/dflash.py",
         "tests/drafters/test_head_formats.py -k dflash",
         {

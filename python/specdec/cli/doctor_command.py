@@ -79,8 +79,8 @@ def _units(units: tuple[str, ...]) -> str:
 
     known = ", ".join(units) or "unknown"
     if OF_BFLOAT16.isdisjoint(units):
-        return f"{known}; none for bfloat16, so models saved in it compute in float32 where that fits (--dtype)"
-    return f"{known}; models saved in bfloat16 compute in it (--dtype)"
+        return f"{known}; none for bfloat16: --dtype bfloat16 is slow"
+    return known
 
 
 def _built(extension: Mapping[str, Any]) -> str:

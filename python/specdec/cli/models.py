@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from .drafters import EMBEDDED_HEADS, NEED_DRAFT, is_head, make_drafter
 from .option_groups import option
 from .options import MachineOptions
-from .terminal import remark
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -140,7 +139,7 @@ def _load(at: ModelOptions, drafters: Sequence[str], bits: Literal[4, 8] | None)
         return Models(*load_embedded_pair(machine.dtype or torch.float32, device, bits=bits), None)
     require_folder("target", at.target, CONFIG, WEIGHTS, TOKENIZER)
     dtype = machine.dtype or "auto"
-    of_target: dict[str, Any] = {"adapter": at.adapter, "bits": bits, "tell": _tell_dtype}
+    of_target: dict[str, Any] = {"adapter": at.adapter, "bits": bits}
     if at.draft is not None and [name for name in drafters if name in NEED_DRAFT] != ["universal"]:
         return Models(*load_pair(at.target, at.draft, dtype, device, **of_target), None)
     tokenizer = load_tokenizer("target", at.target)
@@ -148,8 +147,3 @@ def _load(at: ModelOptions, drafters: Sequence[str], bits: Literal[4, 8] | None)
     target = load_model(at.target, dtype, device, name="target", **of_target)
     draft = None if at.draft is None else load_model(at.draft, dtype, device, name="draft")
     return Models(target, draft, tokenizer, draft_tokenizer)
-
-
-def _tell_dtype(why: str) -> None:
-    """Says that the target computes in another dtype than that in which it was saved."""
-    remark(f"float32 instead of bfloat16, as it was saved: {why}. --dtype bfloat16 keeps it.")

@@ -24,8 +24,8 @@ class MachineOptions:
     device: str | None = option(None, "cpu, cuda, cuda:1 and so on. Default: a GPU if there is one.")
     dtype: str | None = option(
         None,
-        "float32, bfloat16, float16, float64. Default: as saved, but float32 instead of bfloat16 on a CPU without "
-        "units for it; float32 for the embedded pair.",
+        "float32, bfloat16, float16, float64. Default: as saved, but on a CPU bfloat16 weights are computed with in "
+        "float32, which changes no bit of the float32 model; float32 for the embedded pair.",
     )
 
     def chosen_device(self) -> str:

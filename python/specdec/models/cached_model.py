@@ -15,9 +15,10 @@ from .attention import MAX_QUERIES, Mask, Queries, block_mask, choose, dense_mas
 from .compiled import CompiledForward, compiled_copy
 from .kv_cache import StaticKVCache, check_cache_dtype, stored_dtype, visible_slots
 from .kv_layer import LayerSlot, Slot
-from .linear import with_few_rows
+from .linear import with_native_linear
 from .prefill import PrefillChunk
 from .recurrent import recurrent_layers, with_recurrence
+from .stored_weights import stores_bfloat16
 from .tree import Tree
 
 T = TypeVar("T")
@@ -73,7 +74,9 @@ def _max_length(config: PreTrainedConfig) -> int | None:
 
 def computing_dtype(model: PreTrainedModel) -> torch.dtype:
     """Returns the dtype of the hidden states: that of the first parameter that is not quantised (not an integer or an
-    8-bit float)."""
+    8-bit float), unless it is only stored in that."""
+    if stores_bfloat16(model):
+        return model.dtype
     dtypes = (p.dtype for p in model.parameters() if p.is_floating_point() and p.itemsize > 1)
     configured = model.config.dtype
     default = configured if isinstance(configured, torch.dtype) else torch.get_default_dtype()
@@ -339,7 +342,7 @@ class CachedModel:
         model = with_recurrence(self.model) if self.recurrent else self.model
 
         def copied() -> PreTrainedModel:
-            return with_few_rows(with_attention(model, self._attention))
+            return with_native_linear(with_attention(model, self._attention))
 
         if self._compile:
             self._steps, self._compiled = compiled_copy(self.model, self.cache_dtype, copied)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-from collections.abc import Callable
+import warnings
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -25,9 +25,10 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from ..checks import refuse
 from .adapters import add_adapter, refuse_adapter, require_adapter
-from .default_dtype import float32_instead
+from .cpu_units import OF_BFLOAT16, cpu_units
 from .model_folder import CONFIG, TOKENIZER, VOCABULARY, WEIGHTS, hub_or_cache, require_folder
 from .reduced_head import SIZE, load_reduced
+from .stored_weights import compute_in_float32
 
 Pair = tuple[PreTrainedModel, PreTrainedModel, PreTrainedTokenizerBase]
 
@@ -40,7 +41,6 @@ def load_model(
     adapter: str | os.PathLike | None = None,
     bits: Literal[4, 8] | None = None,
     name: str = "path",
-    tell: Callable[[str], object] | None = None,
 ) -> PreTrainedModel:
     """Loads a causal language model, in evaluation mode.
 
@@ -48,15 +48,15 @@ def load_model(
         path: a folder with config.json and *.safetensors, or the name of a model on the Hugging Face hub. The weights
             may be quantised, if the library that config.json requires is installed.
         dtype: the dtype of the weights, or of the computation if they are quantised: a torch dtype, its name, or
-            "auto" for the one in which they were saved; instead of bfloat16 that is float32 on a CPU without units
-            for bfloat16, where it fits the memory.
+            "auto" for the one in which they were saved. On a CPU, "auto" computes in float32 over weights that stay
+            stored as bfloat16 (``stored_weights``); bfloat16 computes in bfloat16, with a warning where the CPU has no
+            units for it.
         device: the device on which the weights are placed.
         adapter: a folder with adapter_config.json and adapter_model.safetensors: a peft adapter of this model. What its
             configuration names as its model is not looked at.
         bits: bitsandbytes rounds the weights of linear layers to so many bits while they are loaded; None leaves them
             as they were saved.
         name: the caller's name for ``path``, for errors.
-        tell: is called with the reason where "auto" is another dtype than that in which the weights were saved.
 
     Raises:
         OSError: a folder or file is missing or corrupt, weights are missing in it, or a library that they need is not
@@ -81,7 +81,7 @@ def load_model(
     if adapter is not None:
         require_adapter("adapter", adapter)
     with hub_or_cache(name, path):
-        model = _load(path, dtype, device, bits, name, tell)
+        model = _load(path, dtype, device, bits, name)
     if adapter is not None:
         add_adapter(model, adapter)
     return model.eval()
@@ -93,20 +93,15 @@ def _load(
     device: torch.device | str,
     bits: Literal[4, 8] | None,
     name: str,
-    tell: Callable[[str], object] | None,
 ) -> PreTrainedModel:
     placed: dict[str, Any] = {} if bits is None else {"quantization_config": _bitsandbytes(bits, path)}
     try:
-        if dtype == "auto" and bits is None and (why := float32_instead(path, device)) is not None:
-            dtype = torch.float32
-            if tell is not None:
-                tell(why)
         # Most quantised weights are made for one device, so they are loaded there instead of moved.
         if bits is not None or (torch.device(device).type != "cpu" and _quantisation(path) is not None):
             placed["device_map"] = {"": device}
         if bits is None and (config := _reduced(path)) is not None:
             reduced: Any = load_reduced(Path(path).expanduser(), config, _dtype(dtype))
-            return reduced.to(device)
+            return _computing(reduced.to(device), dtype)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             path, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True, **placed
         )
@@ -123,6 +118,19 @@ def _load(
     absent = sorted(report["missing_keys"])
     if absent:
         raise OSError(f"{name}: the weights in {str(path)!r} lack {len(absent)} tensors, the first is {absent[0]!r}")
+    return model if bits is not None else _computing(model, dtype)
+
+
+def _computing(model: PreTrainedModel, dtype: torch.dtype | str) -> PreTrainedModel:
+    """Returns ``model``, which computes in float32 if it is of bfloat16 on a CPU and nobody chose that."""
+    quantised = getattr(model.config, "quantization_config", None) is not None
+    if model.device.type != "cpu" or model.dtype != torch.bfloat16 or quantised:
+        return model
+    if dtype == "auto":
+        return compute_in_float32(model)
+    if OF_BFLOAT16.isdisjoint(cpu_units()):
+        allowed = "'auto' stores the same weights, and computes in float32"
+        warnings.warn(f"dtype: bfloat16 on a CPU without units for it is slow; {allowed}", RuntimeWarning, stacklevel=4)
     return model
 
 
@@ -180,14 +188,13 @@ def load_pair(
     *,
     adapter: str | os.PathLike | None = None,
     bits: Literal[4, 8] | None = None,
-    tell: Callable[[str], object] | None = None,
 ) -> Pair:
     """Loads target, draft and the target's tokenizer.
 
     Args:
         target, draft: as ``path`` of :func:`load_model`.
         dtype, device: as there, of both models.
-        adapter, bits, tell: as there, of the target.
+        adapter, bits: as there, of the target.
 
     Raises:
         OSError: as :func:`load_model`.
@@ -212,7 +219,7 @@ def load_pair(
         draft_tokenizer = None  # a draft needs no tokenizer of its own
     if draft_tokenizer is not None:
         require_same_vocabulary(tokenizer, draft_tokenizer)
-    target_model = load_model(target, dtype, device, adapter=adapter, bits=bits, name="target", tell=tell)
+    target_model = load_model(target, dtype, device, adapter=adapter, bits=bits, name="target")
     return target_model, load_model(draft, dtype, device, name="draft"), tokenizer
 
 

@@ -20,7 +20,8 @@ from ...checks import refuse
 # Tables that older files have beside their weights, and that are computed.
 _COMPUTED = re.compile(r"(^|\.)rotary_emb\.inv_freq$")
 # What an MTP layer has beside its decoder layer. A target's files have its layers among all of the target's.
-_MTP = re.compile(r"(.*layers\.\d+\.|mtp\.)(?:enorm|hnorm|eh_proj|token_layernorm|hidden_layernorm|input_proj|fc)\.")
+_PART = r"(?:enorm|hnorm|eh_proj|token_layernorm|hidden_layernorm|input_proj|fc)\."
+_MTP = re.compile(rf"(mtp\.(?=(?:layers\.\d+\.)?{_PART})|.*layers\.\d+\.(?={_PART}))")
 
 
 @dataclass

@@ -30,9 +30,10 @@ def load_head(
     choices: Sequence[Sequence[int]] | None = None,
 ) -> HeadDrafter:
     """Loads a head for ``target``: EAGLE-3 (as EAGLE, SpecForge, speculators or DeepSpec write it), P-EAGLE, EAGLE-1 or
-    -2, Medusa, DFlash, DSpark, an assistant of Gemma 4, or the MTP layers in the files of a DeepSeek-V3, GLM-4.5 or
-    MiMo. The format is told by the tensors' names. The head computes in the target's dtype and on its device, and
-    shares its embedding and output matrix where the file has none of its own.
+    -2, Medusa, DFlash, DSpark, an assistant of Gemma 4, or the MTP layers in the files of a DeepSeek-V3, GLM-4.5,
+    GLM-4.7-Flash, MiMo, Qwen3-Next, Qwen3.5 or Nemotron-H. The format is told by the tensors' names. The head computes
+    in the target's dtype and on its device, and shares its embedding and output matrix where the file has none of its
+    own.
 
     After loading, a self-check has the head draft on a short text. If a checkpoint can be read in several ways, the one
     that drafts best is taken. It warns if drafts are rarely accepted.

@@ -20,7 +20,8 @@ class MtpLayer(nn.Module):
     """Token and feature, each after a norm of its own, projected to one width and fed to a decoder layer.
 
     Args:
-        block: a decoder layer of the target's class, which takes its place in the head's cache from its layer index.
+        block: a decoder layer of the target's class, which takes its place in the head's cache from its layer index,
+            or several blocks that take a layer's place.
         norm: makes a norm of the target's class.
     """
 
@@ -36,7 +37,7 @@ class MtpHead(Head):
 
     Args:
         slot: the keys and the values that a token stores in one layer.
-        rotary: the target's rotary embedding: takes features and positions [n, q] int64.
+        rotary: the target's rotary embedding: takes features and positions [n, q] int64; None: it has none.
         own: whether it has ``embed_tokens`` and ``lm_head``.
 
     Attributes:
@@ -54,7 +55,7 @@ class MtpHead(Head):
         hidden: int,
         vocab_size: int,
         slot: tuple[Slot, Slot],
-        rotary: Callable[[torch.Tensor, torch.Tensor], Rotation],
+        rotary: Callable[[torch.Tensor, torch.Tensor], Rotation] | None,
         hidden_first: bool,
         own: tuple[bool, bool],
     ):
@@ -80,7 +81,7 @@ class MtpHead(Head):
             x,
             attention_mask=mask,
             position_ids=layout.positions,
-            position_embeddings=self._rotary(x, layout.positions),
+            position_embeddings=None if self._rotary is None else self._rotary(x, layout.positions),
             past_key_values=cache,
         )
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,40 +17,50 @@ from ...checks import refuse
 from ...models.cached_model import CachedModel
 from ...models.kv_layer import Slot
 from ...models.layers import layers_path
+from .blocks import Rotation
 from .checkpoint import Checkpoint
 from .interface import Head, Variant
 from .mtp import Mtp, MtpHead, MtpInSuccession, MtpLayer
+from .mtp_nemotron import Blocks, block_kinds, by_block, by_layer
 from .source import Source
 
 # Of these the tests know that a layer can be built from transformers' class. MiMo's layers are those of qwen2.
-TARGETS = ("deepseek_v3", "glm4_moe", "mimo", "qwen2", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
+TARGETS = (
+    "deepseek_v3", "glm4_moe", "glm4_moe_lite", "mimo", "nemotron_h", "qwen2", "qwen3_5_moe_text", "qwen3_5_text",
+    "qwen3_next",
+)  # fmt: skip
 # What is beside the decoder layer, as DeepSeek and GLM name it, MiMo, and Qwen, whose layers share it. All else is the
 # decoder layer's.
 DEEPSEEK = {"enorm": "enorm", "hnorm": "hnorm", "eh_proj": "eh_proj", "shared_head.norm": "norm"}
 _MIMO = {"token_layernorm": "enorm", "hidden_layernorm": "hnorm", "input_proj": "eh_proj", "final_layernorm": "norm"}
 QWEN = {"pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm", "fc": "eh_proj", "norm": "norm"}
+_ALLOWED = "layers.N.eh_proj, mtp_layers.N.input_proj, mtp.fc, or mtp.layers.N.eh_proj of nemotron_h"
+_OURS = {name: name for name in QWEN.values()}
 _COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")  # what config.json may call the number of layers
 _SHARED = {"embed_tokens.weight": "embed_tokens.weight", "shared_head.head.weight": "lm_head.weight"}
 
 
 def mtp(source: Source) -> Head:
-    """The MTP layers of DeepSeek-V3 and GLM-4.5 (``layers.{number of layers}``), of MiMo (``mtp_layers.0``), and of
-    Qwen3-Next and Qwen3.5 (``mtp.layers.0``, with ``mtp.fc`` and three norms)."""
+    """The MTP layers of DeepSeek-V3, GLM-4.5 and GLM-4.7-Flash (``layers.{number of layers}``), of MiMo
+    (``mtp_layers.0``), of Qwen3-Next and Qwen3.5 (``mtp.layers.0``, with ``mtp.fc`` and three norms), and of Nemotron-H
+    (``mtp.layers.0`` and later, one for each of its blocks)."""
     checkpoint = source.checkpoint
     _check_type(source.target)
     hidden_first = any(name.startswith("mtp_layers.") for name in checkpoint.tensors)  # MiMo's
-    count = _rename(checkpoint, source.num_layers)
+    kinds = block_kinds(source.config) if source.target.config.model_type == "nemotron_h" else ()
+    count = _rename(checkpoint, source.num_layers, len(kinds))
     text = source.config.get("text_config")
     for name, part in itertools.product(_COUNTS, (source.config, text if isinstance(text, dict) else {})):
         said = part.get(name)
         if isinstance(said, int) and said != count:
             refuse(name, f"{said} in config.json, and tensors of {count} layers", "as many")
-    for k in range(count):
-        _fuse_experts(checkpoint, f"layers.{k}.block.mlp.experts")
+    found = (re.match(r"(.+\.experts)\.\d+\.", name) for name in checkpoint.tensors)
+    for prefix in sorted({match[1] for match in found if match is not None}):
+        _fuse_experts(checkpoint, prefix)
     slot = _slot(source.target)
     own = source.own_embedding(), source.has_own("lm_head.weight", source.model.get_output_embeddings())
     with torch.device("meta"):
-        head = _built(source.target, slot, count, source.final_state(), hidden_first, own)
+        head = _built(source.target, slot, count, source.final_state(), hidden_first, own, kinds)
     other = "token's embedding" if hidden_first else "feature"
     head.doubts = [
         Variant("outputs fed back before the norm", {"recycle_normed": False}),
@@ -61,6 +73,8 @@ def new_mtp(target: CachedModel) -> MtpHead:
     """Returns one MTP layer for ``target``, in DeepSeek's order, with the weights of new modules, float32 on the CPU.
     Raises ValueError naming ``target``."""
     _check_type(target)
+    if target.config.model_type == "nemotron_h":
+        refuse("target", "model type 'nemotron_h', whose MTP layers have experts", "a target without them")
     keys, values = (part._replace(dtype=torch.float32) for part in _slot(target))
     return _built(target, (keys, values), 1, (target.config.num_hidden_layers,), False, (False, False))
 
@@ -82,70 +96,94 @@ def _built(
     states: tuple[int, ...],
     hidden_first: bool,
     own: tuple[bool, bool],
+    kinds: Sequence[str] = (),
 ) -> MtpHead:
-    """Returns a head whose decoder layers are of the target's class. ``own``: embedding and head."""
+    """Returns a head whose decoder layers are of the target's class.
+
+    Args:
+        own: embedding and head.
+        kinds: of the blocks that take a layer's place, if the target's layers are such blocks.
+    """
     config, hidden = target.config, target.config.hidden_size
     base: Any = target.model.base_model
     own_layers: Any = target.model.get_submodule(layers_path(target.model))
-    decoder_layer, norm = type(own_layers[-1]), type(base.norm)
-    layers_config = _layers_config(config, count)
+    decoder_layer, norm = type(own_layers[-1]), type(base.norm_f if kinds else base.norm)
+    eps = config.layer_norm_epsilon if kinds else config.rms_norm_eps
+    configs = [_layers_config(config, count, kind) for kind in kinds or ("full_attention",)]
 
     def layer(k: int) -> MtpLayer:
-        block: nn.Module = decoder_layer(layers_config, k)
-        return MtpLayer(block, hidden, lambda: norm(hidden, config.rms_norm_eps))
+        blocks: list[nn.Module] = [decoder_layer(own_config, k) for own_config in configs]
+        return MtpLayer(Blocks(blocks) if kinds else blocks[0], hidden, lambda: norm(hidden, eps))
 
     kind: Any = Mtp if count == 1 else MtpInSuccession
-    layers, rotary = [layer(k) for k in range(count)], base.rotary_emb.forward
+    layers, rotary = [layer(k) for k in range(count)], None if kinds else _rotary(base.rotary_emb)
     return kind(layers, states, hidden, target.vocab_size, slot, rotary, hidden_first, own)
 
 
-def _layers_config(config: PreTrainedConfig, count: int) -> PreTrainedConfig:
-    """Returns the target's configuration for MTP layers: all have full attention, and experts if the target has."""
+def _rotary(module: Any) -> Callable[[torch.Tensor, torch.Tensor], Rotation]:
+    """Returns the forward of a rotary embedding, of a text's positions [n, q] int64 where images have three."""
+    if not hasattr(module, "mrope_section"):
+        return module.forward
+    # transformers 5.17 takes the three alone.
+    return lambda x, positions: module.forward(x, positions.expand(3, -1, -1))
+
+
+def _layers_config(config: PreTrainedConfig, count: int, kind: str) -> PreTrainedConfig:
+    """Returns the target's configuration for MTP layers: all are of this kind, and have experts if the target has."""
     own = copy.deepcopy(config)
     own.num_hidden_layers = count
     if getattr(own, "layer_types", None):
-        own.layer_types = ["full_attention"] * count
+        own.layer_types = [kind] * count
+    if getattr(own, "mlp_layer_types", None):
+        own.mlp_layer_types = ["sparse"] * count
     if hasattr(own, "first_k_dense_replace"):
         own.first_k_dense_replace = 0
     return own
 
 
-def _rename(checkpoint: Checkpoint, num_layers: int) -> int:
+def _rename(checkpoint: Checkpoint, num_layers: int, blocks: int) -> int:
     """Gives the tensors the names of :class:`~.mtp.MtpLayer`. Returns the number of layers.
+
+    Args:
+        blocks: how many of Nemotron-H's blocks take a layer's place; 0: the target is of another type.
 
     Raises:
         ValueError: names a tensor of another target's layers, of an 8-bit dtype, or in another layout.
     """
     root, parts, first, given = "layers", DEEPSEEK, num_layers, checkpoint.tensors
-    if any(name.startswith("mtp_layers.") for name in given):
+    published: Callable[[str], str] = str
+    if blocks:
+        root, parts, first, given = "mtp.layers", _OURS, 0, by_layer(given, blocks)
+        published = functools.partial(by_block, blocks=blocks)
+    elif any(name.startswith("mtp_layers.") for name in given):
         root, parts, first = "mtp_layers", _MIMO, 0
     elif any(name.startswith("mtp.") for name in given):
-        root, parts, first, given = "mtp.layers", {name: name for name in QWEN.values()}, 0, _of_each_layer(given)
+        root, parts, first, given, published = "mtp.layers", _OURS, 0, _of_each_layer(given), _of_all_layers
     renamed: dict[str, torch.Tensor] = {}
     for name, tensor in given.items():
         if (match := re.match(re.escape(root) + r"\.(\d+)\.(.+)$", name)) is None:
-            refuse(name, "MTP in another layout", "layers.N.eh_proj, mtp_layers.N.input_proj, or mtp.fc")
+            refuse(published(name), "MTP in another layout", _ALLOWED)
         if tensor.itemsize < 2 or name.endswith("weight_scale_inv"):
-            refuse(name, f"quantised MTP layers ({tensor.dtype})", "a floating dtype of 16 bits or more")
+            refuse(published(name), f"quantised MTP layers ({tensor.dtype})", "a floating dtype of 16 bits or more")
         number, rest = int(match[1]) - first, match[2]
         if number < 0:
-            refuse(name, "an MTP layer of another target", f"{root}.{first} and later, after the target's own")
+            refuse(
+                published(name), "an MTP layer of another target", f"{root}.{first} and later, after the target's own"
+            )
         part, _, kind = rest.rpartition(".")
         new = f"layers.{number}." + (f"{parts[part]}.{kind}" if part in parts else f"block.{rest}")
         new = _SHARED.get(rest, new)
         if new in renamed and not torch.equal(renamed[new], tensor):
-            refuse(name, "other values than in the layer before", "the same in all MTP layers")
+            refuse(published(name), "other values than in the layer before", "the same in all MTP layers")
         renamed[new] = tensor
-    back = {ours: theirs for theirs, ours in (QWEN if root == "mtp.layers" else parts).items()}
+    back = {ours: theirs for theirs, ours in parts.items()}
 
     def written(name: str) -> str:
         if (match := re.match(r"layers\.(\d+)\.(block\.)?(.+)$", name)) is None:
             return name
         part, _, kind = match[3].rpartition(".")
-        if root == "mtp.layers" and not match[2]:
-            return f"mtp.{back[part]}.{kind}"
         rest = match[3] if match[2] else f"{back[part]}.{kind}"
-        return f"{root}.{int(match[1]) + first}.{rest}"
+        return published(f"{root}.{int(match[1]) + first}.{rest}")
 
     checkpoint.tensors, checkpoint.written = renamed, written
     return checkpoint.count(r"layers\.(\d+)\.")
@@ -164,12 +202,16 @@ def _of_each_layer(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return found
 
 
+def _of_all_layers(name: str) -> str:
+    """Returns the name of a tensor as Qwen writes it, given the one of each layer."""
+    back, match = {ours: theirs for theirs, ours in QWEN.items()}, re.match(r"mtp\.layers\.\d+\.(\w+)\.(\w+)$", name)
+    return name if match is None or match[1] not in back else f"mtp.{back[match[1]]}.{match[2]}"
+
+
 def _fuse_experts(checkpoint: Checkpoint, prefix: str) -> None:
     """Stacks the experts' matrices, which files have one by one and transformers' modules together."""
     tensors = checkpoint.tensors
     count = checkpoint.count(re.escape(prefix) + r"\.(\d+)\.")
-    if count == 0:
-        return
 
     def stacked(kind: str) -> torch.Tensor:
         names = [f"{prefix}.{e}.{kind}.weight" for e in range(count)]
@@ -181,5 +223,9 @@ def _fuse_experts(checkpoint: Checkpoint, prefix: str) -> None:
                 refuse(checkpoint.written(name), f"shape {given}", f"{first}, as of expert 0")
         return torch.stack([tensors.pop(name) for name in names])
 
-    gate, up, down = (stacked(kind) for kind in ("gate_proj", "up_proj", "down_proj"))
-    tensors[f"{prefix}.gate_up_proj"], tensors[f"{prefix}.down_proj"] = torch.cat((gate, up), 1), down
+    if any(name.startswith(prefix) and name.endswith(".gate_proj.weight") for name in tensors):
+        gate, up = stacked("gate_proj"), stacked("up_proj")
+        tensors[f"{prefix}.gate_up_proj"] = torch.cat((gate, up), 1)
+    else:
+        tensors[f"{prefix}.up_proj"] = stacked("up_proj")
+    tensors[f"{prefix}.down_proj"] = stacked("down_proj")

@@ -63,7 +63,7 @@ def target_embedding(
     """
     module = target.get_input_embeddings()
     weight = _weight("embed_tokens.weight", module, hidden)
-    return (lambda tokens: module(tokens)) if scaled else (lambda tokens: embedding(tokens, weight))
+    return (lambda tokens: module(tokens)) if scaled else (lambda tokens: embedding(tokens, weight).to(target.dtype))
 
 
 def target_head(
@@ -77,7 +77,7 @@ def target_head(
     module = target.get_output_embeddings()
     assert module is not None
     if d2t is not None:
-        rows = _weight("lm_head.weight", module, hidden)[d2t.to(target.device)]
+        rows = _weight("lm_head.weight", module, hidden)[d2t.to(target.device)].to(target.dtype)
         return lambda x: linear(x, rows)
     width = getattr(module, "in_features", hidden)
     if width != hidden:

@@ -28,7 +28,6 @@ from .compatibility import Compatibility
 from .costs import Measured, Workload, measure, shortest_text
 from .machine_trouble import Shares, Threads, profile_forward, time_threads
 from .new_draft import NewDraft, new_draft
-from .other_dtype import OtherDtype, time_dtypes
 from .prediction import Prediction, best, more_accepted, predict
 from .tried import Memory, Tried
 from .words import Verdict, say, verdict
@@ -95,7 +94,6 @@ class Advice:
         batches: the best K of the advised drafter by the number of rows, greedily; only 1 where drafts do not pay.
         new_draft: what a draft would have to reach that does not exist; None: the target's layers were not tried.
         costs: seconds of steps by drafter, number of rows and K.
-        dtypes: the target's forwards in another dtype; None where that is not measured.
     """
 
     verdict: Verdict
@@ -108,7 +106,6 @@ class Advice:
     settings: AdviseSettings
     costs: dict[str, dict[int, dict[int, float]]]
     new_draft: NewDraft | None = None
-    dtypes: OtherDtype | None = None
 
     def to_dict(self) -> dict:
         whole = asdict(self)
@@ -193,14 +190,10 @@ def advise(
         batches[size] = max((predict(one, k, s.tokens, by_position=chances) for k in wide), key=lambda p: p.speedup)
         costs[first.name][size] = _seconds(one, s.most_drafts)
         work.did(round(time))
-    work.begin("timing the other dtype")
-    with torch.inference_mode():
-        dtypes = time_dtypes(target, _forward)
     result = verdict(tried, sampled, batches, threads, shares)
     new = _new_draft(tried, decoders)
     words = say(result, threads, shares, tried, sampled, batches, s.tokens, s.temperature, new)
-    words += [] if dtypes is None else [dtypes.words()]
-    return Advice(result, words, threads, shares, tried, sampled, batches, s, costs, new, dtypes)
+    return Advice(result, words, threads, shares, tried, sampled, batches, s, costs, new)
 
 
 def _new_draft(tried: Sequence[Tried], decoders: Mapping[str, SpeculativeDecoder]) -> NewDraft | None:

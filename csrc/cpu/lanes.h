@@ -1,0 +1,62 @@
+// Vectors of kWidth floats, one for each instruction set, and what several kernels do with them.
+#pragma once
+
+#include <cstring>
+#include <utility>
+
+#include "load.h"
+
+namespace specdec::cpu {
+
+template <int kWidth>
+struct Lanes {
+  typedef float Vector __attribute__((vector_size(kWidth * sizeof(float))));
+  typedef uint32_t Bits __attribute__((vector_size(kWidth * sizeof(uint32_t))));
+  typedef uint16_t Halves __attribute__((vector_size(kWidth * sizeof(uint16_t))));
+};
+
+// Of two vectors whose lanes are groups of kGroup, the lower (kUpper = 0) or the upper half of every group.
+template <int kWidth, int kGroup, int kUpper, class Vector, size_t... kLane>
+SPECDEC_BODY void halves(const Vector& a, const Vector& b, Vector* out, std::index_sequence<kLane...>) {
+  constexpr int kHalf = kGroup / 2;
+  *out = __builtin_shufflevector(a, b, (kLane / kHalf * kGroup + kUpper * kHalf + kLane % kHalf)...);
+}
+
+// Adds up the lanes of each of kWidth vectors, halves first. The sum of vector i becomes lane i of the first.
+template <int kWidth, int kGroup = kWidth, class Vector>
+SPECDEC_BODY void add_lanes(Vector* vectors) {
+  if constexpr (kGroup > 1) {
+    for (int i = 0; i < kGroup / 2; ++i) {
+      Vector lower, upper;
+      const auto lanes = std::make_index_sequence<kWidth>();
+      halves<kWidth, kGroup, 0>(vectors[2 * i], vectors[2 * i + 1], &lower, lanes);
+      halves<kWidth, kGroup, 1>(vectors[2 * i], vectors[2 * i + 1], &upper, lanes);
+      vectors[i] = lower + upper;
+    }
+    add_lanes<kWidth, kGroup / 2>(vectors);
+  }
+}
+
+// kWidth stored numbers, as floats.
+template <int kWidth, class Vector>
+SPECDEC_BODY void widen(const float* numbers, Vector* out) {
+  std::memcpy(out, numbers, sizeof(Vector));
+}
+
+template <int kWidth, class Vector>
+SPECDEC_BODY void widen(const BFloat16* numbers, Vector* out) {
+  typename Lanes<kWidth>::Halves upper;
+  std::memcpy(&upper, numbers, sizeof(upper));
+  const auto bits = __builtin_convertvector(upper, typename Lanes<kWidth>::Bits) << 16;
+  std::memcpy(out, &bits, sizeof(Vector));
+}
+
+// The same of fewer than kWidth numbers; the other lanes are 0.
+template <int kWidth, class Stored, class Vector>
+SPECDEC_BODY void widen_some(const Stored* numbers, int64_t n, Vector* out) {
+  Stored padded[kWidth] = {};
+  std::memcpy(padded, numbers, n * sizeof(Stored));
+  widen<kWidth>(padded, out);
+}
+
+}  // namespace specdec::cpu

@@ -1,0 +1,48 @@
+"""Attention of few queries over a static cache on a CPU."""
+
+from __future__ import annotations
+
+import torch
+
+from .backends import operation, unavailable
+from .types import Backend
+
+
+def attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor, *, scale: float | None = None
+) -> torch.Tensor:
+    """Computes softmax(scale q k^T) v over the slots that each query sees (Vaswani et al., arXiv 1706.03762, section
+    3.2.1), H / H_kv query heads to a key head.
+
+    In float32 on a CPU with native code, every query is computed by itself and over its slots in their order. So its
+    result does not depend, to the last bit, on how many others there are, on S, or on whether its last slots are a
+    range or a path through a tree. Elsewhere it is PyTorch's, over a mask of all slots.
+
+    Args:
+        q: [n, H, T, D].
+        k, v: [n, H_kv, S, D] and [n, H_kv, S, D_v], of the dtype of ``q``, or bfloat16 if that is float32.
+        seen: [n, T, 2 + P] int64: the first slot and the end of the range that a query sees, then P more slots in
+            their order, or -1. A query that sees none gives 0.
+        scale: None: D ** -0.5.
+
+    Returns:
+        [n, T, H, D_v] of the dtype of ``q``.
+
+    Raises:
+        RuntimeError: a tensor has another shape or dtype.
+    """
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    native = q.dtype == torch.float32 and k.dtype in (torch.float32, torch.bfloat16)
+    if native and unavailable(Backend.CPU, q.device.type) is None:
+        return operation("attend", Backend.CPU, q.device.type)(q, k, v, seen, scale)
+    mask = mask_of(seen, k.shape[2])[:, None]
+    k, v = k.to(q.dtype), v.to(q.dtype)
+    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=True)
+    return torch.where(mask.any(-1, keepdim=True), out, 0).transpose(1, 2).contiguous()
+
+
+def mask_of(seen: torch.Tensor, slots: int) -> torch.Tensor:
+    """Returns which of so many slots each query sees, [n, T, slots] bool."""
+    slot = torch.arange(slots, device=seen.device)
+    mask = (slot >= seen[..., :1]) & (slot < seen[..., 1:2])
+    return mask | (slot == seen[..., 2:, None]).any(-2)
