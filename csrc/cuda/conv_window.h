@@ -33,18 +33,20 @@ SPECDEC_KERNEL(conv_window_kernel, kScanThreads, ConvWindowParams) {
     inputs[i] = back > 0 && back < taps ? input(-back) : 0.0f;
   }
   const float bias = p.bias.data != nullptr ? number_at(p.bias, channel) : 0.0f;
-  int64_t number = 0;
+  const int places = static_cast<int>(feed.places);
+  int place = static_cast<int>(start % places);
   uint32_t next = columns > 0 ? read_bits(p.x, fed * p.channels + channel) : 0;
   for (int column = 0; column < columns; ++column) {
     const int64_t at = (fed + column) * p.channels + channel;
     const uint32_t own = next;
     if (column + 1 < columns) next = read_bits(p.x, at + p.channels);
+    const int64_t here = (ring + place) * p.channels + channel;
+    if (feed.parents != nullptr || valid[column]) place = place + 1 == places ? 0 : place + 1;
     if (!valid[column]) {
       write_bits(p.y, at, 0);
       continue;
     }
     if (feed.parents != nullptr) {
-      number = column;
       int64_t before = column;
 #pragma unroll
       for (int i = kTaps - 2; i >= 0; --i) {
@@ -59,8 +61,7 @@ SPECDEC_KERNEL(conv_window_kernel, kScanThreads, ConvWindowParams) {
     y += bias;
     if (p.silu) y /= 1.0f + simt::exp2_of(-y * kLog2e);
     write_bits(p.y, at, narrow(p.x.dtype, y));
-    write_bits(p.window, (ring + (start + number) % feed.places) * p.channels + channel, own);
-    ++number;
+    write_bits(p.window, here, own);
 #pragma unroll
     for (int i = 0; i + 1 < kTaps; ++i) inputs[i] = inputs[i + 1];
   }

@@ -118,7 +118,7 @@ SPECDEC_DEVICE void scan(const Params& params, int groups, int parts) {
     if (!tree) return;
     if (first) {
       simt::sync_block();  // those that go on read what stays
-      stands.begin = stands.commit;
+      if (committed > 0) stands.begin = stands.commit;
     }
     if (leaf < columns) leaf = leaf_after(feed, row, leaf, warps - 1);
     if (leaf >= columns) return;

@@ -170,7 +170,10 @@ MUTATIONS: list[Mutation] = [
                 "    if (tree && first) simt::sync_block();  // all have read the state before one of them writes it\n",
                 "",
             ),
-            "cuda-recurrent-leaves-begin-before-what-stays": ("      stands.begin = stands.commit;\n", ""),
+            "cuda-recurrent-leaves-begin-before-what-stays": (
+                "      if (committed > 0) stands.begin = stands.commit;\n",
+                "",
+            ),
             "cuda-recurrent-inputs-of-a-tree-by-rank": ("feed.parents != nullptr ? column : before", "before"),
         },
     ),
