@@ -32,7 +32,7 @@ def attend(
         RuntimeError: a tensor has another shape or dtype.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    native = q.dtype == torch.float32 and k.dtype in (torch.float32, torch.bfloat16)
+    native = q.dtype == torch.float32 and k.dtype == v.dtype and k.dtype in (torch.float32, torch.bfloat16)
     if native and unavailable(Backend.CPU, q.device.type) is None:
         return operation("attend", Backend.CPU, q.device.type)(q, k, v, seen, scale)
     mask = mask_of(seen, k.shape[2])[:, None]

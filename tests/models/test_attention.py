@@ -183,7 +183,7 @@ def test_unusual_attention_is_refused():
     for unusual in ({"s_aux": tensor}, {"position_bias": tensor}, {"dropout": 0.1}):
         with pytest.raises(ValueError, match="attention: got flex for Module with"):
             attention._flex(module, tensor, tensor, tensor, mask, **unusual)
-        with pytest.raises(ValueError, match="attention: got grouped for Module with"):
-            attention._grouped(module, tensor, tensor, tensor, None, **unusual)
-    with pytest.raises(ValueError, match="attention: got grouped for Module with softcap"):
-        attention._grouped(module, tensor, tensor, tensor, None, softcap=30.0)
+        with pytest.raises(ValueError, match="attention: got native for Module with"):
+            attention._native(module, tensor, tensor, tensor, None, **unusual)
+    with pytest.raises(ValueError, match="attention: got native for Module with softcap"):
+        attention._native(module, tensor, tensor, tensor, None, softcap=30.0)

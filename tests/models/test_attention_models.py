@@ -11,10 +11,12 @@ from specdec.models import attention
 from specdec.models.attention import choose, with_attention
 from specdec.models.cached_model import CachedModel
 from specdec.models.supported import cached_model
+from specdec.models.tree import Tree
 from support.attending import by_blocks
 from support.feeding import feed
 from support.model_types import CASES, HYBRID, model_of
 from support.models import prompts, tiny_model
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 NO_BLOCK_MASKS = ("bloom", "falcon", "falcon, ALiBi", "gpt2", "gpt_bigcode", "gptj", "mpt", "stablelm")
 REFUSED = {**dict.fromkeys(NO_BLOCK_MASKS, "takes no BlockMask"), "gpt_oss": "attention sinks"}
@@ -70,7 +72,7 @@ def test_flex_gives_the_logits_of_the_model(case, calls):
     model = soft_capped() if case == "gemma2" else model_of(case)
     before = implementations(model)
     cached = CachedModel(model, attention="flex")
-    assert cached.reads_only_filled and not CachedModel(model).reads_only_filled
+    assert cached.reads_only_filled
     got = ragged_logits(cached)
     assert [q.shape[2] for q in calls] == [3, 3, 5, 5]  # two steps, two layers each; the prompts have masks
     torch.testing.assert_close(got, ragged_logits(CachedModel(model)), atol=5e-5, rtol=1e-4)
@@ -78,25 +80,57 @@ def test_flex_gives_the_logits_of_the_model(case, calls):
 
 
 @pytest.mark.parametrize("case", ATTENTIVE)
-def test_grouped_queries_give_the_logits_of_the_model(case, monkeypatch):
-    """To the bit where transformers repeats keys and values, as it does for more than one query."""
+def test_native_attention_gives_the_logits_of_the_model(case, monkeypatch):
     model, shapes = model_of(case), []
-    attention_of = attention.scaled_dot_product_attention
-    monkeypatch.setattr(
-        attention,
-        "scaled_dot_product_attention",
-        lambda *args, **more: shapes.append((args[0].shape[1], args[1].shape[1])) or attention_of(*args, **more),
-    )
-    if choose(model) != "grouped":
+    attend = attention.attend_to_slots
+
+    def spied(q, k, v, seen, **more):
+        shapes.append((q.shape[1], k.shape[1], seen.shape[-1]))
+        return attend(q, k, v, seen, **more)
+
+    monkeypatch.setattr(attention, "attend_to_slots", spied)
+    if choose(model) != "native":
         # Gemma 2 has sdpa in transformers 5.17, which leaves its soft cap out.
         assert model.config._attn_implementation != "sdpa" or case == "gemma2"
         return
     before = implementations(model)
-    assert torch.equal(ragged_logits(CachedModel(model)), ragged_logits(CachedModel(model, attention="model")))
+    cached = CachedModel(model)
+    torch.testing.assert_close(
+        ragged_logits(cached), ragged_logits(CachedModel(model, attention="model")), atol=5e-5, rtol=1e-4
+    )
     heads = model.config.get_text_config(decoder=True).num_attention_heads
-    stored = CachedModel(model).new_cache(1, 8).layers[0].keys.shape[1]
-    assert set(shapes) == {(heads, stored)}
+    stored = cached.new_cache(1, 8).layers[0].keys.shape[1]
+    assert set(shapes) == {(heads, stored, 2)}
     assert implementations(model) == before
+
+
+BITS = ("llama", "qwen2", "qwen3", "gemma3_text", "mistral", "phi3", "olmo2", "starcoder2")
+
+
+@pytest.mark.parametrize("stored", ["float32", "bfloat16"])
+@pytest.mark.parametrize("model_type", BITS)
+def test_bits_do_not_depend_on_how_tokens_are_fed(model_type, stored):
+    """One by one, together, as a tree, beside other rows, and over keys of bfloat16. Sizes are multiples of 32: PyTorch
+    computes what is left over of a vector by other functions."""
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
+    more = {"head_dim": 32, "sliding_window": 6, "vocab_size": 128, "num_hidden_layers": 3, "pad_token_id": None}
+    torch.manual_seed(0)
+    with torch.inference_mode(False):
+        model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[model_type](**sizes, **more)).eval()
+    cached = CachedModel(model, cache_dtype=None if stored == "float32" else torch.bfloat16)
+    assert choose(model) == "native"
+    text, others = prompts(1, 14, 14)[0], prompts(2, 5, 20, seed=2)
+    caches = [cached.new_cache(1, 40), cached.new_cache(1, 60), cached.new_cache(1, 40), cached.new_cache(3, 47)]
+    for cache in caches:
+        cached.prefill(cache, [text[:9], *(others if cache is caches[3] else [])])
+    alone = torch.cat([feed(cached, caches[0], [[token]]) for token in text[9:]], 1)
+    assert torch.equal(feed(cached, caches[1], [text[9:]]), alone)
+    tree = Tree.of(torch.tensor([-1, 0, 0, 1, 3, 4]))  # of which the chain 0, 1, 3, 4 is compared
+    where = tree.places(caches[2].lengths, torch.ones(1, 7, dtype=torch.bool), caches[2].trash)
+    fed = torch.tensor([[*text[9:12], 7, *text[12:14], 9]])
+    path = torch.tensor([0, 1, 2, 4, 5])
+    assert torch.equal(cached(fed, caches[2], cached.layout(*where, 39, tree))[:, path], alone)
+    assert torch.equal(feed(cached, caches[3], [text[9:], others[0][:5], others[1][:5]])[:1], alone)
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -119,9 +153,13 @@ def test_soft_caps_are_those_of_the_model():
 def test_choices(monkeypatch):
     """Flex where it pays, on a GPU; there, too, an unusual model has its own."""
     model = tiny_model()
-    assert choose(model) == choose(model, "grouped") == "grouped" and choose(model, "flex") == "flex"
-    with pytest.raises(ValueError, match="attention: got 'sdpa', allowed: 'auto' or 'model' or 'flex' or 'grouped'"):
+    assert choose(model) == choose(model, "native") == "native" and choose(model, "flex") == "flex"
+    with pytest.raises(ValueError, match="attention: got 'sdpa', allowed: 'auto' or 'model' or 'flex' or 'native'"):
         choose(model, "sdpa")
+    with monkeypatch.context() as patch:
+        patch.setattr(attention, "has_native", lambda: False)
+        assert choose(model) == "model"
+    assert choose(copy.deepcopy(model).bfloat16()) == "model"
     monkeypatch.setattr(type(model), "device", torch.device("cuda"))
     monkeypatch.setattr(attention, "has_triton", lambda: True)
     with pytest.raises(ValueError, match="heads have 8 numbers"):
@@ -129,8 +167,8 @@ def test_choices(monkeypatch):
     assert choose(model) == "model"
     monkeypatch.setattr(model.config, "head_dim", 16)
     assert choose(model) == choose(model, "flex") == "flex"
-    with pytest.raises(ValueError, match="got 'grouped' for LlamaForCausalLM, on 'cuda'"):
-        choose(model, "grouped")
+    with pytest.raises(ValueError, match="got 'native' for LlamaForCausalLM, on 'cuda'"):
+        choose(model, "native")
     monkeypatch.setattr(attention, "has_triton", lambda: False)
     assert choose(model) == "model"
     with pytest.raises(ValueError, match="Triton does not work"):
@@ -183,7 +221,7 @@ def test_modules_that_are_put_in_later_are_seen():
 def test_a_replaced_forward_keeps_the_attention_of_the_model(monkeypatch):
     """Of a copy it would go on to run the original, whose attention takes other masks."""
     model = copy.deepcopy(tiny_model())
-    assert choose(model) == "grouped"
+    assert choose(model) == "native"
     model.forward = model.forward
     assert choose(model) == "model"
     with pytest.raises(ValueError, match="of which a forward was replaced"):

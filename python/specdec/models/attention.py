@@ -12,15 +12,17 @@ from typing import TypeVar, cast
 import torch
 from torch import nn
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
-from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._triton import has_triton
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
+from specdec_kernels import attend as attend_to_slots
+
 from ..checks import refuse
+from .linear import has_native
 from .tree import Tree
 
 Mask = torch.Tensor | dict[str, torch.Tensor]  # for all layers, or by kind of layer if some have a sliding window
-CHOICES = ("auto", "model", "flex", "grouped")
+CHOICES = ("auto", "model", "flex", "native")
 BLOCK = 128  # slots; flex attention reads a sequence's keys in whole blocks
 MAX_QUERIES = 127  # of one sequence; for more, Inductor does not use the decoding kernel, which splits the keys
 _TILE = 128  # most rows (queries x heads of a group) of the decoding kernel's tile
@@ -73,6 +75,23 @@ def dense_mask(queries: Queries, slots: torch.Tensor) -> torch.Tensor:
         return sees(queries.positions[:, None, :, None], slots, queries.window)
     b, i = (torch.arange(size, device=slots.device) for size in queries.positions.shape)
     return seen(queries, b[:, None, None, None], i[:, None], slots)
+
+
+def seen_slots(queries: Queries) -> torch.Tensor:
+    """Returns which slots each query sees, as :func:`specdec_kernels.attend` takes it, by the rule above: [B, 1, q, 2 +
+    P] int64, in the four dimensions of a mask. Of a tree, the P more slots are those of a query's ancestors below the
+    root, and its own."""
+    position, window, tree = queries.positions, queries.window, queries.tree
+    lowest = torch.zeros_like(position) if window is None else (position - window + 1).clamp(min=0)
+    if tree is None:
+        return torch.stack((lowest, position + 1), -1)[:, None]
+    root = (position[:, 0] if tree.root is None else tree.root)[:, None]
+    end = torch.minimum(position, root) + 1  # padding sees slot 0
+    token = torch.arange(tree.depths.shape[1], device=position.device)
+    seen = tree.ancestors & (token > 0) & ((root + tree.depths)[:, None] >= lowest[..., None])
+    path = torch.where(seen, token, len(token)).sort(-1).values[..., : int(tree.depths.max())]
+    path = torch.where(path < len(token), root[..., None] + path, -1)
+    return torch.cat((lowest[..., None], end[..., None], path), -1)[:, None]
 
 
 def block_mask(queries: Queries, capacity: int) -> BlockMask:
@@ -185,13 +204,10 @@ def _flex(module, query, key, value, attention_mask, dropout=0.0, scaling=None, 
     return out.transpose(1, 2).contiguous(), None
 
 
-def _grouped(module, query, key, value, attention_mask, dropout=0.0, scaling=None, **others):
-    """PyTorch's attention with grouped queries. Given a mask, transformers would repeat keys and values for each query
-    head: on a CPU the result is the same to the bit, and the copies took 5 % (256 slots) to 50 % (1024) of a
-    forward."""
-    _check_plain("grouped", module, dropout, others, "softcap")
-    out = scaled_dot_product_attention(query, key, value, attention_mask, scale=scaling, enable_gqa=True)
-    return out.transpose(1, 2).contiguous(), None
+def _native(module, query, key, value, attention_mask, dropout=0.0, scaling=None, **others):
+    """The kernel of our own for CPUs; the mask is that of :func:`seen_slots`."""
+    _check_plain("native", module, dropout, others, "softcap")
+    return attend_to_slots(query, key, value, attention_mask[:, 0], scale=scaling), None
 
 
 def _check_plain(name: str, module: object, dropout: float, others: Mapping[str, object], *more: str) -> None:
@@ -200,12 +216,12 @@ def _check_plain(name: str, module: object, dropout: float, others: Mapping[str,
         refuse("attention", f"{name} for {type(module).__name__} with {', '.join(unknown) or 'dropout'}", "neither")
 
 
-_FUNCTIONS = {"flex": _flex, "grouped": _grouped}
+_FUNCTIONS = {"flex": _flex, "native": _native}
 
 
 def with_attention(model: PreTrainedModel, name: str) -> PreTrainedModel:
-    """Returns ``model`` with "flex" attention, which needs a ``BlockMask``, or with "grouped" attention; for "model",
-    ``model`` itself.
+    """Returns ``model`` with "flex" attention, which needs a ``BlockMask``, or with "native" attention, which needs
+    :func:`seen_slots`; for "model", ``model`` itself.
 
     The user's model and its configuration are not changed. Modules that read from a configuration which attention to
     compute, and the modules around them, are copied without their weights. All other modules are the same objects, so
@@ -246,11 +262,11 @@ def _copied(module: M, attention: str, configs: dict, done: dict[int, nn.Module]
 
 
 def choose(model: PreTrainedModel, requested: str = "auto") -> str:
-    """Returns how the model's attention is computed: "flex", "grouped", or "model" for its own function (sdpa or
+    """Returns how the model's attention is computed: "flex", "native", or "model" for its own function (sdpa or
     eager).
 
     Args:
-        requested: "auto" chooses flex on a GPU, and grouped instead of sdpa on a CPU, if the model's attention allows
+        requested: "auto" chooses flex on a GPU, and native instead of sdpa on a CPU, if the model's attention allows
             it. Any other choice is returned, or refused with a ValueError.
     """
     if requested not in CHOICES:
@@ -259,11 +275,15 @@ def choose(model: PreTrainedModel, requested: str = "auto") -> str:
         return "model"
     config, on_cpu = model.config.get_text_config(decoder=True), model.device.type == "cpu"
     # On a CPU, compiled flex attention is correct, but slower than the model's own, and each shape takes seconds.
-    wanted = requested if requested != "auto" else "grouped" if on_cpu else "flex"
+    wanted = requested if requested != "auto" else "native" if on_cpu else "flex"
     lacks = _lacks(model)
-    if wanted == "grouped" and not lacks:
+    if wanted == "native" and not lacks:
         if not on_cpu:
-            lacks = f"on {model.device.type!r}, where it would compute without a fused kernel"
+            lacks = f"on {model.device.type!r}, where it would compute without a kernel"
+        elif not has_native():
+            lacks = "without native code"
+        elif model.dtype != torch.float32:
+            lacks = f"which computes in {model.dtype}"
         elif config._attn_implementation != "sdpa":
             lacks = f"with {config._attn_implementation} attention instead of sdpa"
     if requested != "auto" and lacks:

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..checks import refuse
-from .attention import MAX_QUERIES, Mask, Queries, block_mask, choose, dense_mask, with_attention
+from .attention import MAX_QUERIES, Mask, Queries, block_mask, choose, dense_mask, seen_slots, with_attention
 from .compiled import CompiledForward, compiled_copy
 from .kv_cache import StaticKVCache, check_cache_dtype, stored_dtype, visible_slots
 from .kv_layer import LayerSlot, Slot
@@ -89,7 +89,7 @@ class CachedModel:
     Args:
         model: a decoder-only ``PreTrainedModel`` in evaluation mode; ``specdec.models.supported`` lists which.
         name: the model's name in errors.
-        attention: "auto", "model", "flex" or "grouped" (``attention.choose``). Flex serves decoding steps; prompts
+        attention: "auto", "model", "flex" or "native" (``attention.choose``). Flex serves decoding steps; prompts
             are then read with the model's own attention.
         cache_dtype: the dtype to which its caches round keys and values; None: they are stored as computed.
         compile: decoding forwards go through ``torch.compile``, on a GPU with the model's own attention. Prefill runs
@@ -158,6 +158,10 @@ class CachedModel:
     def reads_only_filled(self) -> bool:
         """Whether a step's attention reads only the stored slots, whatever ``visible`` is. It does not where the cache
         has a narrower dtype: all visible keys are then converted before they are read."""
+        return self._attention == "native" or self._by_flex
+
+    @property
+    def _by_flex(self) -> bool:
         return self._attention == "flex" and self.cache_dtype in (None, self.dtype)
 
     @property
@@ -167,7 +171,7 @@ class CachedModel:
     @property
     def slot_step(self) -> int:
         """Capacities should be multiples of this many slots, because flex attention is compiled for each capacity."""
-        return FLEX_STEP if self.reads_only_filled else 1
+        return FLEX_STEP if self._by_flex else 1
 
     @property
     def lacks_trees(self) -> str | None:
@@ -204,7 +208,7 @@ class CachedModel:
 
     def _cache(self, batch_size: int, capacity: int, dtype: torch.dtype | None, window: int) -> StaticKVCache:
         own = self.config, batch_size, capacity, self.device, self.needs_2d_mask
-        return StaticKVCache(*own, dtype, self.recurrent, window)
+        return StaticKVCache(*own, dtype, self.recurrent, window, as_stored=self._attention == "native")
 
     def _probe(self) -> StaticKVCache:
         """Returns a small cache that one token was fed into, once for each autocast dtype: head counts, head sizes,
@@ -253,7 +257,7 @@ class CachedModel:
     def layout(self, positions: torch.Tensor, slots: torch.Tensor, visible: int, tree: Tree | None = None) -> Layout:
         """Returns the layout of tokens at ``positions`` [B, q] int64 stored in ``slots`` [B, q] int64, with the masks
         that this model needs. ``visible`` comes from ``visible_slots``; those of a tree come from ``Tree.places``."""
-        by_flex = self.reads_only_filled and positions.shape[1] <= MAX_QUERIES
+        by_flex = self._by_flex and positions.shape[1] <= MAX_QUERIES
         return Layout(positions, slots, visible, None if by_flex else self._mask(positions, visible, tree), tree)
 
     def __call__(self, tokens: torch.Tensor, cache: StaticKVCache, layout: Layout) -> torch.Tensor:
@@ -359,8 +363,9 @@ class CachedModel:
         first_row: int = 0,
         keep: bool = False,
     ) -> T:
-        by_flex = self.reads_only_filled and layout.mask is None
-        cache.write_at(layout.slots, cache.capacity if by_flex else layout.visible, first_row, keep, layout.tree)
+        by_flex = self._by_flex and layout.mask is None
+        visible = cache.capacity if by_flex or self._attention == "native" else layout.visible
+        cache.write_at(layout.slots, visible, first_row, keep, layout.tree)
         if self._lacks_tokens:
             tokens = tokens.clamp(max=self.num_embeddings - 1)
         inputs: dict[str, Any] = {"position_ids": layout.positions} if self._takes_positions else {}
@@ -383,6 +388,8 @@ class CachedModel:
     def _mask(self, positions: torch.Tensor, visible: int, tree: Tree | None = None) -> Mask | None:
         if self.needs_2d_mask:
             return None
+        if self._attention == "native":
+            return self._by_kind(lambda window: seen_slots(Queries(positions, window, tree)))
         keys = self._keys(visible)
         return self._by_kind(lambda window: self._as_model_wants(dense_mask(Queries(positions, window, tree), keys)))
 

@@ -55,6 +55,7 @@ class StaticKVCache(Cache):
         recurrent: the layers that have a state.
         window: the most tokens of a sequence that are fed in a step, over all its forwards, >= 1; more can be fed only
             as text that is never rolled back.
+        as_stored: attention reads keys and values in the dtype in which they are stored.
 
     Attributes:
         lengths: [B] int64 on ``device``, the number of each sequence's tokens whose keys are stored. A step sets them
@@ -74,12 +75,13 @@ class StaticKVCache(Cache):
         dtype: torch.dtype | None = None,
         recurrent: Collection[int] = (),
         window: int = 1,
+        as_stored: bool = False,
     ):
         if capacity < 2:
             raise ValueError(f"capacity: got {capacity}, allowed: >= 2 (one token and the trash slot)")
         device = torch.device(device)
         self._writer = Writer(batch_size, capacity, device, dtype, window)
-        self._writer.append_new = append_new
+        self._writer.append_new, self._writer.as_stored = append_new, as_stored
         count = config.get_text_config(decoder=True).num_hidden_layers
         kinds = [RecurrentLayer if i in recurrent else KVLayer for i in range(count)]
         super().__init__(layers=[kind(self._writer) for kind in kinds])

@@ -46,7 +46,7 @@ class Writer:
         self.batch_size, self.capacity, self.device, self.dtype = batch_size, capacity, device, dtype
         self.window, self.feed = window, cast(Feed | None, None)
         self.visible, self.rows = 0, slice(0, batch_size)
-        self.append_new = False
+        self.append_new = self.as_stored = False
         self._slots = torch.zeros(batch_size, 0, dtype=torch.int64, device=device)
         self._index: dict[int, torch.Tensor] = {}  # by number of heads: this forward's flat rows
         self._first_row: dict[int, torch.Tensor] = {}  # by number of heads: constant
@@ -107,7 +107,7 @@ class KVLayer(CacheLayerMixin):
 
     def _write(self, storage: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
         """Stores ``states`` [n, H, q, D]. Returns the keys or values that attention reads, in the dtype of ``states``,
-        which is that of the queries."""
+        which is that of the queries, unless it reads them as they are stored."""
         w, size, computed = self._writer, states.shape[3], states.dtype
         if w.dtype is not None:
             states = states.to(w.dtype)
@@ -116,7 +116,7 @@ class KVLayer(CacheLayerMixin):
             visible = torch.cat((visible, states), 2)
         # One copy of flat rows was measured to be three times faster than keys[rows, :, slots] = ...
         storage.view(-1, size).index_copy_(0, w.index(states.shape[1]), states.reshape(-1, size))
-        return visible.to(computed)
+        return visible if w.as_stored else visible.to(computed)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         w = self._writer
