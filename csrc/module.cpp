@@ -7,9 +7,11 @@
 #include "arguments.h"
 #include "cpu/attend.h"
 #include "cpu/block.h"
+#include "cpu/elementwise.h"
 #include "cpu/linear.h"
 #include "cpu/operations.h"
 #include "cpu/parallel.h"
+#include "cpu/pool.h"
 #include "cpu/recurrent.h"
 #include "recurrent_arguments.h"
 
@@ -80,11 +82,57 @@ Tensor attend_op(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor
   return out;
 }
 
+Tensor rms_norm_op(const Tensor& x, const std::optional<Tensor>& weight, double epsilon, double offset) {
+  STD_TORCH_CHECK(x.scalar_type() == ScalarType::Float && x.dim() >= 1,
+                  "specdec_kernels: x has a wrong shape or dtype");
+  const int64_t size = x.size(x.dim() - 1);
+  if (weight) check_shape(*weight, {size}, ScalarType::Float, "weight");
+  const Tensor dense_x = dense(x);
+  const std::optional<Tensor> dense_weight = weight ? std::optional(dense(*weight)) : std::nullopt;
+  Tensor y = torch::stable::empty_like(dense_x);
+  rms_norm({
+      .x = static_cast<const float*>(dense_x.const_data_ptr()),
+      .weight = dense_weight ? static_cast<const float*>(dense_weight->const_data_ptr()) : nullptr,
+      .y = static_cast<float*>(y.mutable_data_ptr()),
+      .rows = size == 0 ? 0 : x.numel() / size,
+      .size = size,
+      .epsilon = static_cast<float>(epsilon),
+      .offset = static_cast<float>(offset),
+  });
+  return y;
+}
+
+Tensor rotate_op(const Tensor& x, const Tensor& cos, const Tensor& sin) {
+  STD_TORCH_CHECK(x.dim() == 4 && cos.dim() == 3, "specdec_kernels: x or cos has a wrong shape");
+  const int64_t rows = x.size(0), heads = x.size(1), queries = x.size(2), size = x.size(3);
+  const int64_t angles = cos.size(0);
+  STD_TORCH_CHECK((angles == rows || angles == 1) && size % 2 == 0,
+                  "specdec_kernels: cos has other rows than x, or x has an odd size");
+  check_shape(x, {rows, heads, queries, size}, ScalarType::Float, "x");
+  check_shape(cos, {angles, queries, size}, ScalarType::Float, "cos");
+  check_shape(sin, {angles, queries, size}, ScalarType::Float, "sin");
+  const Tensor dense_x = with_dense_rows(x), dense_cos = dense(cos), dense_sin = dense(sin);
+  Tensor y = empty_on(x, {rows, heads, queries, size}, ScalarType::Float);
+  rotate({
+      .x = static_cast<const float*>(dense_x.const_data_ptr()),
+      .cos = static_cast<const float*>(dense_cos.const_data_ptr()),
+      .sin = static_cast<const float*>(dense_sin.const_data_ptr()),
+      .y = static_cast<float*>(y.mutable_data_ptr()),
+      .rows = rows,
+      .heads = heads,
+      .queries = queries,
+      .size = size,
+      .x_strides = {dense_x.stride(0), dense_x.stride(1), dense_x.stride(2)},
+      .angle_stride = angles == 1 ? 0 : queries * size,
+  });
+  return y;
+}
+
 }  // namespace
 
 void parallel_for_erased(int64_t tasks, int64_t grain, void (*run)(const void* function, int64_t begin, int64_t end),
                          const void* function) {
-  torch::stable::parallel_for(0, tasks, grain, [&](int64_t begin, int64_t end) { run(function, begin, end); });
+  run_in_pool(tasks, grain, num_threads(), run, function);
 }
 
 int64_t num_threads() { return torch::stable::get_num_threads(); }
@@ -95,6 +143,8 @@ STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
   m.impl("draft_children", TORCH_BOX(&specdec::draft_children<run_draft_children>));
   m.impl("verify_tree", TORCH_BOX(&specdec::verify_tree<run_verify_tree>));
   m.impl("linear", TORCH_BOX(&linear_op));
+  m.impl("rms_norm", TORCH_BOX(&rms_norm_op));
+  m.impl("rotate", TORCH_BOX(&rotate_op));
   m.impl("attend", TORCH_BOX(&attend_op));
   m.impl("conv_window", TORCH_BOX(&specdec::conv_window<run_conv_window>));
   m.impl("delta_step", TORCH_BOX(&specdec::delta_step<run_delta_step>));

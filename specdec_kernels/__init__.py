@@ -4,6 +4,7 @@ own. Knows nothing of models."""
 from .api import check_drafts, draft_step, speculative_step
 from .attend_api import attend
 from .build import build_info
+from .elementwise_api import rms_norm, rotate
 from .linear_api import linear
 from .ops import SamplingTensors
 from .recurrent_api import DeltaState, Feed, SsdState, conv_window, delta_step, ssd_step
@@ -44,6 +45,8 @@ __all__ = [
     "draft_children",
     "draft_step",
     "linear",
+    "rms_norm",
+    "rotate",
     "speculative_step",
     "ssd_step",
     "verify_tree",

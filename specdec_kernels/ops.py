@@ -165,6 +165,24 @@ torch.library.register_fake(
     lib=_library,
 )
 
+# Of float32 on a CPU, native code alone. x [..., size], weight [size].
+_library.define(
+    "rms_norm(Tensor x, Tensor? weight, float epsilon, float offset) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+torch.library.register_fake(
+    f"{NAMESPACE}::rms_norm",
+    lambda x, *rest: torch.empty_like(x, memory_format=torch.contiguous_format),
+    lib=_library,
+)
+# x [n, H, T, D], cos and sin [n or 1, T, D].
+_library.define("rotate(Tensor x, Tensor cos, Tensor sin) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+torch.library.register_fake(
+    f"{NAMESPACE}::rotate",
+    lambda x, cos, sin: torch.empty_like(x, memory_format=torch.contiguous_format),
+    lib=_library,
+)
+
 
 def implement(name: str, function: Callable) -> None:
     """Registers a Python backend's implementation of the operation ``name``, for every device."""

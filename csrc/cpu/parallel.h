@@ -1,4 +1,4 @@
-// Splits work over torch's threads. module.cpp implements it, so that nothing here depends on torch.
+// Splits work over as many threads as torch has. module.cpp implements it, so that nothing here depends on torch.
 #pragma once
 
 #include <cstdint>

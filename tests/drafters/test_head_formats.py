@@ -8,6 +8,7 @@ import itertools
 
 import pytest
 import torch
+from specdec import load_head
 from support import plain_heads
 from support.compare_heads import LAYERS, compare
 from support.heads import write
@@ -296,10 +297,12 @@ def test_dflash_with_windows(tmp_path, name):
     compare(write(tmp_path, config, tensors), logits)
 
 
-@pytest.mark.parametrize("case", ["gemma2", "qwen3_5_text"])
-def test_dflash_on_targets_of_other_kinds(tmp_path, case):
-    """Gemma multiplies its embedding, and bounds its logits: the block is embedded as z-lab has it, and q bounded like
-    p. The states of a hybrid target are its layers' outputs, recurrent ones or not."""
+@pytest.mark.parametrize(
+    "case, speculators", [("gemma2", False), ("gemma2", True), ("qwen3_5_text", False), ("qwen3_5_text", True)]
+)
+def test_dflash_on_targets_of_other_kinds(tmp_path, case, speculators):
+    """Gemma multiplies its embedding, and bounds its logits: z-lab embeds the block as Gemma does and speculators from
+    its table, and q is bounded like p. The states of a hybrid target are its layers' outputs, recurrent ones or not."""
     target = model_of(case)
     count, embed, cap = target.config.num_hidden_layers, target.get_input_embeddings(), None
     if case == "gemma2":
@@ -307,15 +310,22 @@ def test_dflash_on_targets_of_other_kinds(tmp_path, case):
         assert embed(torch.tensor([3])).norm() > 2 * embed.weight[3].norm() and cap
     tensors = dflash_tensors(2)
     told = {"block": 5, "mask_token": 9, "causal": False, "from_anchor": False}
-    table, head = embed(torch.arange(VOCABULARY)).detach(), target.get_output_embeddings().weight.detach()
+    table = (embed.weight if speculators else embed(torch.arange(VOCABULARY))).detach()
+    head = target.get_output_embeddings().weight.detach()
 
     def logits(hidden, text, drafts):
         states = [hidden[0], hidden[1]] if count == 2 else [hidden[1], hidden[2]]
         found = plain_heads.dflash(tensors, CONFIG, states, text, drafts, embedding=table, head=head, **told)
         return found if cap is None else cap * torch.tanh(found / cap)
 
-    ids = {"mask_token_id": 9, "layer_ids": [0, 1] if count == 2 else [1, 2]}
-    compare(write(tmp_path, CONFIG | ZLAB | {"dflash_config": ids}, tensors), logits, target=target)
+    ids, mask = [0, 1] if count == 2 else [1, 2], {"mask_token_id": 9}
+    config = CONFIG | ZLAB | {"dflash_config": {"layer_ids": ids, **mask}}
+    if speculators:
+        config = {"speculators_model_type": "dflash", "aux_hidden_state_layer_ids": ids, "block_size": 5, **mask}
+        config |= {"transformer_layer_config": CONFIG}
+    compare(write(tmp_path, config, tensors), logits, target=target)
+    doubts = load_head(tmp_path, target, check=False).head.doubts  # SpecForge's files look like z-lab's
+    assert any("scale" in doubt.name for doubt in doubts) == (case == "gemma2" and not speculators)
 
 
 def dflash_tensors(states: int = 3) -> dict[str, torch.Tensor]:

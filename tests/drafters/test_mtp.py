@@ -33,6 +33,7 @@ from specdec_kernels import SamplingParams
 PARTS = {
     "deepseek": ("model.layers.{}.", ("enorm", "hnorm", "eh_proj", "shared_head.norm")),
     "mimo": ("model.mtp_layers.{}.", ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")),
+    "speculators": ("mtp_layers.{}.", ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")),
     "qwen": ("mtp.layers.{}.", ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm")),
 }
 # name: (target, the layout of its files, number of MTP layers, an embedding and a head of their own)
@@ -44,6 +45,8 @@ CASES = {
     "mimo": ("mimo", "mimo", 1, False),
     "qwen3_5": ("qwen3_5_text", "qwen", 1, False),
     "qwen3_next": ("qwen3_next", "qwen", 1, False),
+    "speculators": ("qwen3", "speculators", 1, False),
+    "speculators, experts": ("qwen3_next", "speculators", 1, False),
 }
 
 LATENT = {
@@ -70,6 +73,8 @@ class MimoForCausalLM(Qwen2ForCausalLM):
 def _target(kind: str):
     if kind in ("glm4_moe", "qwen3_5_text", "qwen3_next"):
         return model_of(kind)
+    if kind == "qwen3":
+        return tiny_model(kind)
     torch.manual_seed(0)
     sizes = {"num_hidden_layers": 2, "initializer_range": 0.3, **DECODER}
     if kind == "mimo":
@@ -96,8 +101,10 @@ def mtp_files(kind: str, layout: str, count: int, own: bool) -> tuple[dict, dict
         beside = "mtp." if layout == "qwen" else prefix  # what all of its layers share
         for name, tensor in zip(names, (norms[0], norms[1], projection, norms[2]), strict=True):
             tensors[f"{beside}{name}.weight"] = tensor
-        for name, tensor in weights.items():  # one tensor for each expert, as files have them
-            if name.endswith("experts.gate_up_proj"):
+        for name, tensor in weights.items():  # one tensor for each expert, as most files have them
+            if layout == "speculators":
+                tensors[prefix + name] = tensor
+            elif name.endswith("experts.gate_up_proj"):
                 stem = prefix + name.removesuffix("gate_up_proj")
                 for e, (gate, up) in enumerate(t.chunk(2) for t in tensor):
                     tensors[f"{stem}{e}.gate_proj.weight"], tensors[f"{stem}{e}.up_proj.weight"] = gate, up
@@ -110,6 +117,7 @@ def mtp_files(kind: str, layout: str, count: int, own: bool) -> tuple[dict, dict
             tensors[f"{prefix}embed_tokens.weight"] = target.model.embed_tokens.weight.detach() + own
             tensors[f"{prefix}shared_head.head.weight"] = target.lm_head.weight.detach() * (1 + own)
     config = {"model_type": config.model_type, "num_nextn_predict_layers": count, "hidden_size": hidden}
+    config |= {"speculators_model_type": "mtp"} if layout == "speculators" else {}
     return config, tensors, plain
 
 

@@ -180,6 +180,23 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
+        "python/specdec/drafters/heads/mtp_files.py",
+        "tests/drafters/test_mtp.py -k layouts",
+        {
+            "mtp-of-speculators-is-mimos": ("hidden_first = mimo and any(", "hidden_first = any("),
+        },
+    ),
+    *mutations(
+        "python/specdec/drafters/heads/formats.py",
+        "tests/drafters/test_head_formats.py -k other_kinds",
+        {
+            "dflash-of-speculators-takes-the-scale": (
+                'scaled = config.get("speculators_model_type") is None',
+                "scaled = True",
+            ),
+        },
+    ),
+    *mutations(
         "python/specdec/drafters/heads/dflash.py",
         "tests/drafters/test_head_formats.py -k dflash",
         {

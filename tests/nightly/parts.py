@@ -37,8 +37,11 @@ SLICE = (
     "tests/loop/test_on_a_gpu.py", "tests/loop/test_step_operations.py", "tests/test_library_calls.py",
     "tests/kernels/test_ops.py", "tests/kernels/test_triton.py",
 )  # fmt: skip
-# A library that is too heavy for every day, and the tests that need it.
-EXTRAS = {"harness": ("lm_eval==0.4.13", "tests/cli/test_harness.py", "tests/cli/harness")}
+# Libraries that are too heavy for every day, and the tests that need them.
+EXTRAS = {
+    "harness": ("lm_eval==0.4.13", "tests/cli/test_harness.py", "tests/cli/harness"),
+    "speculators": ("speculators==0.9.0", "tests/drafters/test_against_speculators.py"),
+}
 VERSIONS = {
     "oldest": ("torch==2.11.0", "triton==3.6.0", "transformers==5.17.0", "numpy<2.4"),
     "newest": ("torch", "triton", "transformers<5.24"),

@@ -21,7 +21,7 @@ from specdec.training.trainer import CHECKPOINT, RUN, Watch, log_of
 from support.commands import invoke, refused
 from support.model_types import CASES
 from support.short_training import shorten
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel, Qwen2Config, Qwen3Config
 
 CODE = "def read(self, size=-1):\n    '''Read and return up to size bytes.'''\n    return self.buffer[:size]\n\n\n"
 TRAIN = TrainSettings({"forward_kl": 1.0}, steps=6, rate=3e-3, warm_up=2, every=3)
@@ -99,11 +99,12 @@ def test_a_head_that_is_better_in_a_folder_that_loads(models, corpus, tmp_path, 
     assert texts["plain"].tokens == texts["head"].tokens and texts["head"].stats.accepted > 0
 
 
-def test_a_head_of_mtp(corpus, tmp_path):
+@pytest.mark.parametrize("of", [Qwen2Config, Qwen3Config])
+def test_a_head_of_mtp(corpus, tmp_path, of):
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config = Qwen2Config(vocab_size=4096, num_key_value_heads=1, eos_token_id=None, tie_word_embeddings=False, **sizes)
-    target = Qwen2ForCausalLM(config).eval()
+    config = of(vocab_size=4096, num_key_value_heads=1, eos_token_id=None, tie_word_embeddings=False, **sizes)
+    target = AutoModelForCausalLM.from_config(config).eval()
     settings = HeadSettings("mtp", SHORT, 2)
     done = train_head(target, load_embedded_pair()[2], corpus, settings, tmp_path)
     assert done.states == (2,) and load_head(tmp_path, target, check=False).head.kind == "mtp"

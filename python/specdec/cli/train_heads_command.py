@@ -27,7 +27,7 @@ HARDLY_DRAFTS = 1  # the exit code of a training whose head the self-check warns
 class HeadOptions:
     """The head"""
 
-    kind: str = option("eagle3", "medusa, eagle3, dflash, or mtp, for targets of type qwen2, mimo or qwen3_5.")
+    kind: str = option("eagle3", "medusa, eagle3, dflash, or mtp, for targets of type qwen2, qwen3, mimo or qwen3_5.")
     depth: int = option(4, "Drafts that it learns to make in a step; Medusa: its heads.")
     layers: int | None = option(None, "Of DFlash. Default: 2.")
     layer_ids: str | None = option(

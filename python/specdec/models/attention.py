@@ -89,7 +89,7 @@ def seen_slots(queries: Queries) -> torch.Tensor:
     end = torch.minimum(position, root) + 1  # padding sees slot 0
     token = torch.arange(tree.depths.shape[1], device=position.device)
     seen = tree.ancestors & (token > 0) & ((root + tree.depths)[:, None] >= lowest[..., None])
-    path = torch.where(seen, token, len(token)).sort(-1).values[..., : int(tree.depths.max())]
+    path = torch.where(seen, token, len(token)).sort(-1).values[..., :-1]
     path = torch.where(path < len(token), root[..., None] + path, -1)
     return torch.cat((lowest[..., None], end[..., None], path), -1)[:, None]
 

@@ -16,6 +16,7 @@ from .compiled import CompiledForward, compiled_copy
 from .kv_cache import StaticKVCache, check_cache_dtype, stored_dtype, visible_slots
 from .kv_layer import LayerSlot, Slot
 from .linear import with_native_linear
+from .native_parts import with_native_parts
 from .prefill import PrefillChunk
 from .recurrent import recurrent_layers, with_recurrence
 from .stored_weights import stores_bfloat16
@@ -346,7 +347,7 @@ class CachedModel:
         model = with_recurrence(self.model) if self.recurrent else self.model
 
         def copied() -> PreTrainedModel:
-            return with_native_linear(with_attention(model, self._attention))
+            return with_native_parts(with_native_linear(with_attention(model, self._attention)))
 
         if self._compile:
             self._steps, self._compiled = compiled_copy(self.model, self.cache_dtype, copied)

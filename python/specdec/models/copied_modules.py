@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from typing import TypeVar, cast
+from collections.abc import Callable, Mapping
+from types import FunctionType
+from typing import Any, TypeVar, cast
 
 from torch import nn
 
@@ -33,3 +34,16 @@ def _copied(module: M, other: Callable[[nn.Module], nn.Module | None], done: dic
                 copied._modules = children
         done[id(module)] = copied
     return cast(M, done[id(module)])
+
+
+def with_globals(function: Any, other: Mapping[str, object]) -> FunctionType:
+    """Returns the same code, which finds ``other`` under some of the names of its module."""
+    found = FunctionType(
+        function.__code__,
+        {**function.__globals__, **other},
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    found.__kwdefaults__ = function.__kwdefaults__
+    return found

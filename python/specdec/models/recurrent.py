@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable
-from types import FunctionType
 from typing import Any, cast
 
 import torch
@@ -19,7 +18,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from .copied_modules import with_modules
+from .copied_modules import with_globals, with_modules
 from .recurrent_layer import RecurrentLayer
 
 CONVOLUTION = "causal_conv1d_fn"
@@ -107,14 +106,7 @@ def _exchanged(module: nn.Module) -> nn.Module:
     functions: dict[str, Bound] = {CONVOLUTION: seam.convolve}
     if scan := scan_of(module):
         functions[scan] = SCANS[scan](seam)
-    forward = FunctionType(
-        original.__code__,
-        {**original.__globals__, **functions},
-        original.__name__,
-        original.__defaults__,
-        original.__closure__,
-    )
-    forward.__kwdefaults__ = original.__kwdefaults__
+    forward = with_globals(original, functions)
     index = cast(int, module.layer_idx)
 
     def over_its_layer(self: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -19,6 +19,7 @@ from .medusa import Medusa
 from .mtp_files import mtp
 from .p_eagle import PEagle
 from .source import Source
+from .vocabulary import has_scale, target_embedding
 
 
 def eagle3(source: Source) -> Head:
@@ -135,7 +136,14 @@ def dflash(source: Source) -> Head:
         head = DFlash(*settings) if rank is None else DSpark(rank, num_columns, *settings)
     assert source.ids is not None
     head.doubts = [Variant(f"hidden states {list(other)}", {"states": other}) for other in source.ids.doubts]
-    return source.finished(head, shape.hidden, d2t, scaled=True)
+    # z-lab's code embeds a block as the target does. SpecForge and speculators train with the table alone, and
+    # SpecForge's files are like z-lab's.
+    scaled = config.get("speculators_model_type") is None
+    source.finished(head, shape.hidden, d2t, scaled=scaled)
+    if scaled and head.target_embedding is not None and has_scale(source.model):
+        table = target_embedding(source.model, shape.hidden)
+        head.doubts.append(Variant("the embedding without the target's scale", {"target_embedding": table}))
+    return head
 
 
 # Entries that change what a block computes, in ways that are not known here.

@@ -26,8 +26,8 @@ from .source import Source
 
 # Of these the tests know that a layer can be built from transformers' class. MiMo's layers are those of qwen2.
 TARGETS = (
-    "deepseek_v3", "glm4_moe", "glm4_moe_lite", "mimo", "nemotron_h", "qwen2", "qwen3_5_moe_text", "qwen3_5_text",
-    "qwen3_next",
+    "deepseek_v3", "glm4_moe", "glm4_moe_lite", "mimo", "nemotron_h", "qwen2", "qwen3", "qwen3_5_moe_text",
+    "qwen3_5_text", "qwen3_next",
 )  # fmt: skip
 # What is beside the decoder layer, as DeepSeek and GLM name it, MiMo, and Qwen, whose layers share it. All else is the
 # decoder layer's.
@@ -42,11 +42,13 @@ _SHARED = {"embed_tokens.weight": "embed_tokens.weight", "shared_head.head.weigh
 
 def mtp(source: Source) -> Head:
     """The MTP layers of DeepSeek-V3, GLM-4.5 and GLM-4.7-Flash (``layers.{number of layers}``), of MiMo
-    (``mtp_layers.0``), of Qwen3-Next and Qwen3.5 (``mtp.layers.0``, with ``mtp.fc`` and three norms), and of Nemotron-H
-    (``mtp.layers.0`` and later, one for each of its blocks)."""
+    (``mtp_layers.0``), of Qwen3-Next and Qwen3.5 (``mtp.layers.0``, with ``mtp.fc`` and three norms), of Nemotron-H
+    (``mtp.layers.0`` and later, one for each of its blocks), and those that speculators trains for Qwen's targets:
+    MiMo's names in Qwen's order."""
     checkpoint = source.checkpoint
     _check_type(source.target)
-    hidden_first = any(name.startswith("mtp_layers.") for name in checkpoint.tensors)  # MiMo's
+    mimo = source.config.get("speculators_model_type") is None
+    hidden_first = mimo and any(name.startswith("mtp_layers.") for name in checkpoint.tensors)
     kinds = block_kinds(source.config) if source.target.config.model_type == "nemotron_h" else ()
     count = _rename(checkpoint, source.num_layers, len(kinds))
     text = source.config.get("text_config")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -64,6 +65,13 @@ def target_embedding(
     module = target.get_input_embeddings()
     weight = _weight("embed_tokens.weight", module, hidden)
     return (lambda tokens: module(tokens)) if scaled else (lambda tokens: embedding(tokens, weight).to(target.dtype))
+
+
+def has_scale(target: PreTrainedModel) -> bool:
+    """Returns whether the target's embedding is not the table alone."""
+    module: Any = target.get_input_embeddings()
+    tokens = torch.arange(4, device=target.device)
+    return not torch.equal(module(tokens), embedding(tokens, module.weight))
 
 
 def target_head(

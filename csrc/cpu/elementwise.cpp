@@ -1,0 +1,69 @@
+// Every row, and every number, is computed by itself: PyTorch computes what is left over of a vector by other
+// functions, so that a token's bits depend on how many it is fed with.
+#include "elementwise.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "lanes.h"
+#include "parallel.h"
+#include "recurrence.h"
+
+namespace specdec::cpu {
+namespace {
+
+template <int kWidth>
+SPECDEC_BODY void norm_rows(const RmsNormParams& p, int64_t begin, int64_t end) {
+  constexpr int kSums = 4 * kWidth;
+  for (int64_t row = begin; row < end; ++row) {
+    const float* x = p.x + row * p.size;
+    float* y = p.y + row * p.size;
+    float sums[kSums] = {};
+    int64_t i = 0;
+    for (; i + kSums <= p.size; i += kSums) {
+      for (int j = 0; j < kSums; ++j) sums[j] += x[i + j] * x[i + j];
+    }
+    for (int j = 0; i + j < p.size; ++j) sums[j] += x[i + j] * x[i + j];
+    for (int half = kSums / 2; half > 0; half /= 2) {
+      for (int j = 0; j < half; ++j) sums[j] += sums[j + half];
+    }
+    const float scale = 1.0f / std::sqrt(sums[0] / static_cast<float>(p.size) + p.epsilon);
+    if (p.weight) {
+      for (i = 0; i < p.size; ++i) y[i] = x[i] * scale * (p.weight[i] + p.offset);
+    } else {
+      for (i = 0; i < p.size; ++i) y[i] = x[i] * scale;
+    }
+  }
+}
+
+template <int kWidth>
+SPECDEC_BODY void rotate_rows(const RotateParams& p, int64_t begin, int64_t end) {
+  const int64_t half = p.size / 2;
+  for (int64_t task = begin; task < end; ++task) {
+    const int64_t query = task % p.queries, head = task / p.queries % p.heads, row = task / p.queries / p.heads;
+    const float* x = p.x + row * p.x_strides[0] + head * p.x_strides[1] + query * p.x_strides[2];
+    const float *cos = p.cos + row * p.angle_stride + query * p.size, *sin = p.sin + (cos - p.cos);
+    float* y = p.y + task * p.size;
+    for (int64_t i = 0; i < half; ++i) y[i] = x[i] * cos[i] - x[i + half] * sin[i];
+    for (int64_t i = half; i < p.size; ++i) y[i] = x[i] * cos[i] + x[i - half] * sin[i];
+  }
+}
+
+SPECDEC_BY_INSTRUCTION_SET(norm_rows, RmsNormParams)
+SPECDEC_BY_INSTRUCTION_SET(rotate_rows, RotateParams)
+
+}  // namespace
+
+void rms_norm(const RmsNormParams& params) {
+  const auto run = norm_rows_in_use();
+  parallel_for(params.rows, kGrainNumbers / std::max<int64_t>(params.size, 1) + 1,
+               [&](int64_t begin, int64_t end) { run(params, begin, end); });
+}
+
+void rotate(const RotateParams& params) {
+  const auto run = rotate_rows_in_use();
+  parallel_for(params.rows * params.heads * params.queries, kGrainNumbers / std::max<int64_t>(params.size, 1) + 1,
+               [&](int64_t begin, int64_t end) { run(params, begin, end); });
+}
+
+}  // namespace specdec::cpu

@@ -1,0 +1,30 @@
+// What stands between the products of a decoder layer.
+#pragma once
+
+#include <cstdint>
+
+namespace specdec::cpu {
+
+// y = x / sqrt(mean(x^2) + epsilon) * (weight + offset), for each row.
+struct RmsNormParams {
+  const float* x;       // [rows, size]
+  const float* weight;  // [size], or null
+  float* y;             // [rows, size]
+  int64_t rows, size;
+  float epsilon, offset;
+};
+
+// Pairs of numbers (i, i + size / 2) of each head turned by an angle: y = x cos + (-x of the other half, x) sin.
+struct RotateParams {
+  const float* x;          // [rows, heads, queries, size], by strides
+  const float *cos, *sin;  // [rows or 1, queries, size]
+  float* y;                // [rows, heads, queries, size]
+  int64_t rows, heads, queries, size;
+  int64_t x_strides[3];  // of rows, heads and queries
+  int64_t angle_stride;  // of rows: 0 if all have the same angles
+};
+
+void rms_norm(const RmsNormParams& params);
+void rotate(const RotateParams& params);
+
+}  // namespace specdec::cpu

@@ -1,0 +1,88 @@
+"""RMSNorm and rotary embeddings on a CPU: the formulas in float64, and bits that depend on nothing else."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from specdec_kernels import rms_norm, rotate
+from specdec_kernels.backends import native
+from specdec_kernels.ops import handle
+
+assert native.missing() is None
+EXTENSION = importlib.import_module("specdec_kernels._C")
+SETS: list[str] = EXTENSION.instruction_sets()
+
+
+@pytest.fixture(params=SETS)
+def instruction_set(request) -> Iterator[str]:
+    EXTENSION.use_instruction_set(request.param)
+    yield request.param
+    EXTENSION.use_instruction_set(SETS[-1])
+
+
+def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("size", [1, 7, 64, 100, 576, 1027])
+def test_rms_norm(instruction_set, size):
+    x, weight = numbers(3, 5, size) * torch.logspace(-4, 4, 5)[:, None], numbers(size, seed=1)
+    for offset, own in ((0.0, weight), (1.0, weight), (0.0, None)):
+        y = rms_norm(x, own, 1e-5, offset=offset)
+        wide = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-5).sqrt()
+        exact = wide if own is None else wide * (own.double() + offset)
+        assert y.shape == x.shape and ((y - exact).abs() <= 5e-7 * (exact.abs() + 1)).all()
+        for i in range(3):
+            assert torch.equal(rms_norm(x[i : i + 1, 2:4], own, 1e-5, offset=offset)[0], y[i, 2:4])
+
+
+@pytest.mark.parametrize("size", [2, 8, 30, 64, 128])
+def test_rotate(instruction_set, size):
+    x, angles = numbers(3, 4, 5, size), numbers(3, 5, size // 2, seed=1) * 3
+    cos, sin = (torch.cat((f(angles), f(angles)), -1) for f in (torch.cos, torch.sin))
+    for rows in (slice(0, 3), slice(0, 1)):
+        y = rotate(x, cos[rows], sin[rows])
+        a, b = x.double().chunk(2, -1)
+        c, s = (z[rows, None, :, : size // 2].double() for z in (cos, sin))
+        assert (y - torch.cat((a * c - b * s, b * c + a * s), -1)).abs().max() < 1e-6
+        assert torch.equal(rotate(x[:1, 1:2, 3:4], cos[:1, 3:4], sin[:1, 3:4])[0, 0, 0], y[0, 1, 3])
+    strided = x.transpose(1, 2).contiguous().transpose(1, 2)
+    assert torch.equal(rotate(strided, cos, sin), rotate(x, cos, sin))
+
+
+def test_a_fault_stays_in_its_row(instruction_set):
+    x = numbers(4, 64)
+    x[1, 3] = float("nan")
+    y = rms_norm(x, None, 1e-6)
+    assert y[1].isnan().all() and y[[0, 2, 3]].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda: rms_norm(numbers(2, 4).double(), None, 1e-5), "x has a wrong shape"),
+        (lambda: rms_norm(numbers(2, 4), numbers(5), 1e-5), "weight has a wrong shape"),
+        (lambda: rotate(numbers(1, 2, 3, 5), numbers(1, 3, 5), numbers(1, 3, 5)), "an odd size"),
+        (lambda: rotate(numbers(2, 2, 3, 4), numbers(3, 3, 4), numbers(3, 3, 4)), "other rows than x"),
+        (lambda: rotate(numbers(2, 2, 3, 4), numbers(2, 3, 4), numbers(2, 3, 2)), "sin has a wrong shape"),
+        (lambda: rotate(numbers(2, 2, 4), numbers(2, 2, 4), numbers(2, 2, 4)), "x or cos has a wrong shape"),
+    ],
+)
+def test_wrong_tensors_are_refused(call, told):
+    with pytest.raises(RuntimeError, match=f"specdec_kernels: .*{told}"):
+        call()
+
+
+def test_nothing_to_compute():
+    assert rms_norm(numbers(0, 8), numbers(8), 1e-5).shape == (0, 8)
+    assert rotate(numbers(2, 3, 0, 4), numbers(2, 0, 4), numbers(2, 0, 4)).shape == (2, 3, 0, 4)
+
+
+def test_their_schemas():
+    checks = ("test_schema", "test_faketensor")
+    torch.library.opcheck(handle("rms_norm"), (numbers(2, 3, 8), numbers(8), 1e-5, 1.0), test_utils=checks)
+    torch.library.opcheck(handle("rotate"), (numbers(2, 3, 4, 8), *[numbers(2, 4, 8)] * 2), test_utils=checks)

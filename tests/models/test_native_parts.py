@@ -1,0 +1,93 @@
+"""Which norms and rotary embeddings of a model become our own. A release of transformers that loses one fails here."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from specdec.models.cached_model import CachedModel
+from specdec.models.native_parts import NativeRMSNorm, with_native_parts
+from support.feeding import feed
+from support.model_types import CASES, model_of
+from support.models import prompts, tiny_model
+from torch import nn
+
+# What has other norms than RMSNorm, and other rotary embeddings, or none.
+OTHER_NORMS = {
+    "bloom", "cohere", "cohere2", "falcon", "falcon, ALiBi", "gpt2", "gpt_bigcode", "gpt_neox", "gptj", "mpt", "olmo",
+    "opt", "phi", "stablelm", "starcoder2",
+}  # fmt: skip
+OTHER_ROTATION = {
+    "bloom", "cohere", "cohere2", "glm", "glm4", "gpt2", "gpt_bigcode", "gpt_oss", "gptj", "jamba", "kimi_linear",
+    "mamba2", "mpt", "nemotron_h", "opt",
+}  # fmt: skip
+
+
+def changed(model: nn.Module, fast: nn.Module) -> set[str]:
+    """What was exchanged: norms, and modules that rotate."""
+    kinds = set()
+    for (name, own), (its, other) in zip(model.named_modules(), fast.named_modules(), strict=True):
+        assert name == its
+        if isinstance(other, NativeRMSNorm):
+            kinds.add("norm")
+        elif type(other) is not type(own):
+            kinds.add("rotation")
+    return kinds
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_recognised(case):
+    model = model_of(case)
+    before = {name: type(m) for name, m in model.named_modules()}
+    found = changed(model, with_native_parts(model))
+    assert found == {"norm"} - ({"norm"} if case in OTHER_NORMS else set()) | (
+        {"rotation"} - ({"rotation"} if case in OTHER_ROTATION else set())
+    )
+    assert {name: type(m) for name, m in model.named_modules()} == before
+
+
+@pytest.mark.parametrize("case", ["llama", "gemma3_text", "qwen3", "olmo2", "gpt_neox"])
+def test_they_compute_the_same(case, monkeypatch):
+    model, text = model_of(case), prompts(1, 9, 9)
+    with torch.inference_mode():
+        got = feed(cached := CachedModel(model), cached.new_cache(1, 20), text)
+        monkeypatch.setattr("specdec.models.cached_model.with_native_parts", lambda model: model)
+        torch.testing.assert_close(
+            got, feed(cached := CachedModel(model), cached.new_cache(1, 20), text), atol=2e-5, rtol=1e-4
+        )
+
+
+class Centred(nn.Module):
+    """Not RMSNorm, but in all that can be seen from outside."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(8)), 1e-6
+
+    def forward(self, x):
+        x = x - x.mean(-1, keepdim=True)
+        return self.weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
+
+
+def test_others_stay():
+    model = nn.Sequential(Centred(), nn.LayerNorm(8), nn.RMSNorm(8), nn.Linear(8, 8))
+    assert with_native_parts(model) is model
+    model = copy.deepcopy(tiny_model()).bfloat16()
+    assert changed(model, with_native_parts(model)) <= {"rotation"}
+
+
+def test_gradients_and_other_dtypes_are_the_modules():
+    model = tiny_model()
+    norm = with_native_parts(model).model.norm
+    x = torch.randn(2, 3, model.config.hidden_size, requires_grad=True)
+    norm(x).sum().backward()
+    assert x.grad is not None
+    with torch.inference_mode():
+        assert norm(x.detach().bfloat16()).dtype == model.model.norm(x.detach().bfloat16()).dtype
+
+
+def test_without_native_code_nothing_changes(monkeypatch):
+    monkeypatch.setattr("specdec.models.native_parts.has_native", lambda: False)
+    model = tiny_model()
+    assert with_native_parts(model) is model
