@@ -11,8 +11,8 @@
 
 namespace specdec {
 
-inline Dtype dtype_of(const Tensor& logits) {
-  switch (logits.scalar_type()) {
+inline Dtype dtype_of(const Tensor& tensor, const char* name = "logits") {
+  switch (tensor.scalar_type()) {
     case ScalarType::Float:
       return Dtype::kFloat32;
     case ScalarType::BFloat16:
@@ -20,7 +20,7 @@ inline Dtype dtype_of(const Tensor& logits) {
     case ScalarType::Half:
       return Dtype::kFloat16;
     default:
-      STD_TORCH_CHECK(false, "specdec_kernels: logits must be float32, bfloat16 or float16");
+      STD_TORCH_CHECK(false, "specdec_kernels: ", name, " must be float32, bfloat16 or float16");
   }
 }
 

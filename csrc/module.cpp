@@ -12,6 +12,7 @@
 #include "cpu/operations.h"
 #include "cpu/parallel.h"
 #include "cpu/pool.h"
+#include "cpu/recurrent.h"
 #include "recurrent_arguments.h"
 
 namespace specdec::cpu {

@@ -7,20 +7,30 @@
 
 #include "arguments.h"
 #include "cuda/operations.h"
+#include "cuda/recurrent.h"
+#include "recurrent_arguments.h"
 
 namespace specdec::cuda {
 namespace {
 
-// Calls operation(params, stream, allocate) on the tensor's device and its current stream.
-template <class Params>
-void run_on(const Tensor& tensor, const Params& params, void (*operation)(const Params&, void*, const Allocate&)) {
+// Calls operation(stream) on the tensor's device with its current stream.
+template <class Operation>
+void run_on(const Tensor& tensor, const Operation& operation) {
   const torch::stable::accelerator::DeviceGuard guard(tensor.get_device_index());
   void* stream = nullptr;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(tensor.get_device_index(), &stream));
+  operation(stream);
+}
+
+// The same with memory that it may ask for.
+template <class Params>
+void run_on(const Tensor& tensor, const Params& params, void (*operation)(const Params&, void*, const Allocate&)) {
   std::optional<Tensor> scratch;  // torch's allocator reuses its memory in the order of the stream
-  operation(params, stream, [&](int64_t bytes) {
-    scratch = empty_on(tensor, {bytes}, ScalarType::Byte);
-    return static_cast<char*>(scratch->mutable_data_ptr());
+  run_on(tensor, [&](void* stream) {
+    operation(params, stream, [&](int64_t bytes) {
+      scratch = empty_on(tensor, {bytes}, ScalarType::Byte);
+      return static_cast<char*>(scratch->mutable_data_ptr());
+    });
   });
 }
 
@@ -32,12 +42,24 @@ void run_draft_children(const DraftChildrenParams& params, const Tensor& logits)
   run_on(logits, params, draft_children);
 }
 void run_verify_tree(const VerifyTreeParams& params, const Tensor& logits) { run_on(logits, params, verify_tree); }
+void run_conv_window(const ConvWindowParams& params, const Tensor& x) {
+  run_on(x, [&](void* stream) { conv_window(params, stream); });
+}
+void run_delta_step(const DeltaStepParams& params, const Tensor& q) {
+  run_on(q, [&](void* stream) { delta_step(params, stream); });
+}
+void run_ssd_step(const SsdStepParams& params, const Tensor& x) {
+  run_on(x, [&](void* stream) { ssd_step(params, stream); });
+}
 
 STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CUDA, m) {
   m.impl("draft_step", TORCH_BOX(&specdec::draft_step<run_draft_step>));
   m.impl("speculative_step", TORCH_BOX(&specdec::speculative_step<run_speculative_step>));
   m.impl("draft_children", TORCH_BOX(&specdec::draft_children<run_draft_children>));
   m.impl("verify_tree", TORCH_BOX(&specdec::verify_tree<run_verify_tree>));
+  m.impl("conv_window", TORCH_BOX(&specdec::conv_window<run_conv_window>));
+  m.impl("delta_step", TORCH_BOX(&specdec::delta_step<run_delta_step>));
+  m.impl("ssd_step", TORCH_BOX(&specdec::ssd_step<run_ssd_step>));
 }
 
 #define SPECDEC_STRING_(x) #x

@@ -1,37 +1,61 @@
-// The operations of recurrent layers: from torch's tensors to the kernels' parameters. `run(params, like)` launches them.
+// The operations of recurrent layers: from torch's tensors to the kernels' parameters. `run(params, like)` launches
+// them. The parameters of all devices have the same members, which point to float32 alone or to a model's numbers of
+// any dtype.
 #pragma once
 
-#include "cpu/recurrent.h"
-#include "torch_glue.h"
+#include "arguments.h"
+#include "core/feed.h"
+#include "core/numbers.h"
 
 namespace specdec {
 
+template <class Params>
+Params params_of(void (*run)(const Params&, const Tensor&));
+
+// A dense tensor, or none, which becomes what the parameters have.
+struct Argument {
+  MaybeTensor tensor;
+  void* data;
+  const char* name;
+
+  operator float*() const { return static_cast<float*>(checked()); }
+  operator const float*() const { return static_cast<const float*>(checked()); }
+  operator Numbers() const { return tensor ? Numbers{static_cast<char*>(data), dtype_of(*tensor, name)} : Numbers(); }
+
+ private:
+  void* checked() const {
+    STD_TORCH_CHECK(!tensor || tensor->scalar_type() == ScalarType::Float, "specdec_kernels: ", name,
+                    " has a wrong shape or dtype");
+    return data;
+  }
+};
+
 // A tensor that an operation writes. A copy would be lost.
-inline float* written(Tensor& tensor, std::initializer_list<int64_t> shape, const char* name) {
-  check_shape(tensor, shape, ScalarType::Float, name);
+inline Argument written(const Tensor& tensor, std::initializer_list<int64_t> shape, ScalarType dtype,
+                        const char* name) {
+  check_shape(tensor, shape, dtype, name);
   STD_TORCH_CHECK(tensor.is_contiguous(), "specdec_kernels: ", name, " is not contiguous");
-  return static_cast<float*>(tensor.mutable_data_ptr());
+  return {tensor, tensor.mutable_data_ptr(), name};
 }
 
 inline int64_t* written_base(Tensor& base, int64_t held) {
-  check_shape(base, {held}, ScalarType::Long, "base");
-  STD_TORCH_CHECK(base.is_contiguous(), "specdec_kernels: base is not contiguous");
-  return static_cast<int64_t*>(base.mutable_data_ptr());
+  return static_cast<int64_t*>(written(base, {held}, ScalarType::Long, "base").data);
 }
 
-inline const float* read(Tensor& tensor, std::initializer_list<int64_t> shape, const char* name) {
-  check_shape(tensor, shape, ScalarType::Float, name);
-  tensor = dense(tensor);
-  return static_cast<const float*>(tensor.const_data_ptr());
+inline Argument read(const MaybeTensor& tensor, std::initializer_list<int64_t> shape, const char* name) {
+  if (!tensor) return {};
+  check_shape(*tensor, shape, tensor->scalar_type(), name);
+  const Tensor own = dense(*tensor);
+  return {own, const_cast<void*>(own.const_data_ptr()), name};
 }
 
 // Keeps the dense tensors that the kernels' Feed points into.
 struct FeedArguments {
   Tensor start, commit, valid;
-  std::optional<Tensor> parents;
+  MaybeTensor parents;
   Feed feed;
 
-  FeedArguments(const Tensor& starts, const Tensor& commits, const Tensor& valids, const std::optional<Tensor>& above,
+  FeedArguments(const Tensor& starts, const Tensor& commits, const Tensor& valids, const MaybeTensor& above,
                 int64_t first_row, int64_t rows_held, int64_t places)
       : start(dense(starts)), commit(dense(commits)), valid(dense(valids)) {
     STD_TORCH_CHECK(valid.dim() == 2, "specdec_kernels: valid has a wrong shape");
@@ -45,26 +69,33 @@ struct FeedArguments {
       check_shape(*above, {rows, columns}, ScalarType::Long, "parents");
       parents = dense(*above);
     }
-    feed = {start.const_data_ptr<int64_t>(), commit.const_data_ptr<int64_t>(), valid.const_data_ptr<bool>(),
-            parents ? parents->const_data_ptr<int64_t>() : nullptr, rows, columns, first_row, places};
+    feed = {start.const_data_ptr<int64_t>(),
+            commit.const_data_ptr<int64_t>(),
+            valid.const_data_ptr<bool>(),
+            parents ? parents->const_data_ptr<int64_t>() : nullptr,
+            rows,
+            columns,
+            first_row,
+            places};
   }
 };
 
 template <auto run>
-Tensor conv_window(Tensor window, Tensor x, Tensor weight, std::optional<Tensor> bias, bool silu, Tensor start,
-                   Tensor valid, std::optional<Tensor> parents, int64_t first_row) {
+Tensor conv_window(Tensor window, Tensor x, Tensor weight, MaybeTensor bias, bool silu, Tensor start, Tensor valid,
+                   MaybeTensor parents, int64_t first_row) {
   STD_TORCH_CHECK(window.dim() == 3 && x.dim() == 3 && weight.dim() == 2, "specdec_kernels: x has a wrong shape");
   const int64_t held = window.size(0), places = window.size(1), channels = window.size(2), taps = weight.size(1);
   const FeedArguments at(start, start, valid, parents, first_row, held, places);
-  STD_TORCH_CHECK(taps >= 1 && taps <= places && taps <= cpu::kMostTaps,
+  STD_TORCH_CHECK(taps >= 1 && taps <= places && taps <= kMostTaps,
                   "specdec_kernels: weight has more taps than the window has places, or than 16");
-  Tensor y = empty_on(x, {at.feed.rows, at.feed.columns, channels}, ScalarType::Float);
-  run(cpu::ConvWindowParams{
-          .window = written(window, {held, places, channels}, "window"),
+  Tensor y = empty_on(x, {at.feed.rows, at.feed.columns, channels}, x.scalar_type());
+  run(
+      decltype(params_of(run)){
+          .window = written(window, {held, places, channels}, x.scalar_type(), "window"),
           .x = read(x, {at.feed.rows, at.feed.columns, channels}, "x"),
           .weight = read(weight, {channels, taps}, "weight"),
-          .bias = bias ? read(*bias, {channels}, "bias") : nullptr,
-          .y = static_cast<float*>(y.mutable_data_ptr()),
+          .bias = read(bias, {channels}, "bias"),
+          .y = Argument{y, y.mutable_data_ptr(), "y"},
           .feed = at.feed,
           .channels = channels,
           .taps = taps,
@@ -77,7 +108,7 @@ Tensor conv_window(Tensor window, Tensor x, Tensor weight, std::optional<Tensor>
 template <auto run>
 Tensor delta_step(Tensor state, Tensor base, Tensor window_k, Tensor window_v, Tensor window_g, Tensor window_beta,
                   Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor start, Tensor commit, Tensor valid,
-                  std::optional<Tensor> parents, int64_t first_row, bool keep, bool normalize) {
+                  MaybeTensor parents, int64_t first_row, bool keep, bool normalize) {
   STD_TORCH_CHECK(state.dim() == 4 && window_k.dim() == 4 && (g.dim() == 3 || g.dim() == 4),
                   "specdec_kernels: state, window_k or g has a wrong shape");
   const int64_t held = state.size(0), heads = state.size(1), dk = state.size(2), dv = state.size(3);
@@ -87,20 +118,21 @@ Tensor delta_step(Tensor state, Tensor base, Tensor window_k, Tensor window_v, T
   const int64_t rows = at.feed.rows, columns = at.feed.columns;
   const bool by_channel = g.dim() == 4;
   Tensor out = empty_on(q, {rows, columns, heads, dv}, ScalarType::Float);
-  run(cpu::DeltaStepParams{
-          .state = written(state, {held, heads, dk, dv}, "state"),
+  run(
+      decltype(params_of(run)){
+          .state = written(state, {held, heads, dk, dv}, ScalarType::Float, "state"),
           .base = written_base(base, held),
-          .window_k = written(window_k, {held, places, key_heads, dk}, "window_k"),
-          .window_v = written(window_v, {held, places, heads, dv}, "window_v"),
-          .window_g = by_channel ? written(window_g, {held, places, heads, dk}, "window_g")
-                                 : written(window_g, {held, places, heads}, "window_g"),
-          .window_beta = written(window_beta, {held, places, heads}, "window_beta"),
+          .window_k = written(window_k, {held, places, key_heads, dk}, k.scalar_type(), "window_k"),
+          .window_v = written(window_v, {held, places, heads, dv}, v.scalar_type(), "window_v"),
+          .window_g = by_channel ? written(window_g, {held, places, heads, dk}, g.scalar_type(), "window_g")
+                                 : written(window_g, {held, places, heads}, g.scalar_type(), "window_g"),
+          .window_beta = written(window_beta, {held, places, heads}, beta.scalar_type(), "window_beta"),
           .q = read(q, {rows, columns, key_heads, dk}, "q"),
           .k = read(k, {rows, columns, key_heads, dk}, "k"),
           .v = read(v, {rows, columns, heads, dv}, "v"),
           .g = by_channel ? read(g, {rows, columns, heads, dk}, "g") : read(g, {rows, columns, heads}, "g"),
           .beta = read(beta, {rows, columns, heads}, "beta"),
-          .out = static_cast<float*>(out.mutable_data_ptr()),
+          .out = Argument{out, out.mutable_data_ptr(), "out"},
           .feed = at.feed,
           .heads = heads,
           .key_heads = key_heads,
@@ -116,8 +148,8 @@ Tensor delta_step(Tensor state, Tensor base, Tensor window_k, Tensor window_v, T
 
 template <auto run>
 Tensor ssd_step(Tensor state, Tensor base, Tensor window_x, Tensor window_dt, Tensor window_b, Tensor x, Tensor dt,
-                Tensor b, Tensor c, Tensor a, std::optional<Tensor> d, Tensor start, Tensor commit, Tensor valid,
-                std::optional<Tensor> parents, int64_t first_row, bool keep) {
+                Tensor b, Tensor c, Tensor a, MaybeTensor d, Tensor start, Tensor commit, Tensor valid,
+                MaybeTensor parents, int64_t first_row, bool keep) {
   STD_TORCH_CHECK(state.dim() == 4 && window_b.dim() == 4 && (a.dim() == 1 || a.dim() == 2),
                   "specdec_kernels: state, window_B or A has a wrong shape");
   const int64_t held = state.size(0), heads = state.size(1), size = state.size(2), numbers = state.size(3);
@@ -127,19 +159,20 @@ Tensor ssd_step(Tensor state, Tensor base, Tensor window_x, Tensor window_dt, Te
   const int64_t rows = at.feed.rows, columns = at.feed.columns;
   const bool by_number = a.dim() == 2;
   Tensor out = empty_on(x, {rows, columns, heads, size}, ScalarType::Float);
-  run(cpu::SsdStepParams{
-          .state = written(state, {held, heads, size, numbers}, "state"),
+  run(
+      decltype(params_of(run)){
+          .state = written(state, {held, heads, size, numbers}, ScalarType::Float, "state"),
           .base = written_base(base, held),
-          .window_x = written(window_x, {held, places, heads, size}, "window_x"),
-          .window_dt = written(window_dt, {held, places, heads}, "window_dt"),
-          .window_b = written(window_b, {held, places, groups, numbers}, "window_B"),
+          .window_x = written(window_x, {held, places, heads, size}, x.scalar_type(), "window_x"),
+          .window_dt = written(window_dt, {held, places, heads}, dt.scalar_type(), "window_dt"),
+          .window_b = written(window_b, {held, places, groups, numbers}, b.scalar_type(), "window_B"),
           .x = read(x, {rows, columns, heads, size}, "x"),
           .dt = read(dt, {rows, columns, heads}, "dt"),
           .b = read(b, {rows, columns, groups, numbers}, "B"),
           .c = read(c, {rows, columns, groups, numbers}, "C"),
           .a = by_number ? read(a, {heads, numbers}, "A") : read(a, {heads}, "A"),
-          .d = d ? read(*d, {heads}, "D") : nullptr,
-          .out = static_cast<float*>(out.mutable_data_ptr()),
+          .d = read(d, {heads}, "D"),
+          .out = Argument{out, out.mutable_data_ptr(), "out"},
           .feed = at.feed,
           .heads = heads,
           .size = size,

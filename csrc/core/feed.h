@@ -6,6 +6,8 @@
 
 namespace specdec {
 
+constexpr int kMostTaps = 16;  // of a convolution
+
 struct Feed {
   const int64_t* start;   // [rows] position of a row's first token
   const int64_t* commit;  // [rows] the tokens before this position are never rolled back any more; null: all that are fed

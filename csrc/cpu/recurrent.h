@@ -7,8 +7,6 @@
 
 namespace specdec::cpu {
 
-constexpr int64_t kMostTaps = 16;  // of a convolution
-
 struct ConvWindowParams {
   float* window;        // [R, places, channels]
   const float* x;       // [rows, columns, channels]

@@ -160,12 +160,15 @@ SPECDEC_DEVICE void write(T* place, T value) {
 // since GPUs add 64 bits to shared memory in a loop.
 SPECDEC_DEVICE uint32_t add(uint32_t* place, uint32_t value) { return atomicAdd(place, value); }
 
-// ---- Loads of logits, from device memory or the shared memory of any block of the cluster
+// ---- 16 aligned bytes of device memory, or, to be read, of the shared memory of any block of the cluster
 
-// 16 aligned bytes.
 SPECDEC_DEVICE Bytes16 load16(const void* place) {
   const uint4 bytes = *static_cast<const uint4*>(place);
   return {{bytes.x, bytes.y, bytes.z, bytes.w}};
+}
+
+SPECDEC_DEVICE void store16(void* place, const Bytes16& bytes) {
+  *static_cast<uint4*>(place) = make_uint4(bytes.word[0], bytes.word[1], bytes.word[2], bytes.word[3]);
 }
 
 #if __CUDA_ARCH__ >= 900
@@ -238,6 +241,9 @@ SPECDEC_DEVICE float exp2_of(float x) {
   return result;
 }
 
+// 1 / sqrt(x), with a relative error of 2^-22.
+SPECDEC_DEVICE float inverse_sqrt(float x) { return rsqrtf(x); }
+
 // The larger one of two numbers; NaN if one of them is NaN.
 SPECDEC_DEVICE float larger(float a, float b) {
   float result;
@@ -267,6 +273,13 @@ SPECDEC_DEVICE float half_to_float(uint32_t bits) {
   return value;
 }
 
+// The bits of the float16 that is nearest, the even one of two.
+SPECDEC_DEVICE uint32_t float_to_half(float value) {
+  uint16_t bits;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+}
+
 #else
 
 SPECDEC_DEVICE Bytes16 load16(const void* place) {
@@ -274,6 +287,11 @@ SPECDEC_DEVICE Bytes16 load16(const void* place) {
   look_at(place, sizeof(bytes));
   memcpy(&bytes, place, sizeof(bytes));
   return bytes;
+}
+
+SPECDEC_DEVICE void store16(void* place, const Bytes16& bytes) {
+  look_at(place, sizeof(bytes), Access::kWrite);
+  memcpy(place, &bytes, sizeof(bytes));
 }
 
 #endif

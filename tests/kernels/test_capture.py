@@ -13,11 +13,11 @@ from typing import NamedTuple
 import pytest
 import torch
 from support.arrangements import identical
+from support.captured import called, cuda_graph, keeps, on_gpu, stale
 
 from specdec_kernels import SamplingParams, TokenTable, draft_step, speculative_step
 from specdec_kernels.testing import random_step
 
-on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 GPU_BACKENDS = ("cuda", "triton")
 FORMS = {
     "token": ("stats", "one_hot"),
@@ -120,26 +120,6 @@ def replays_are_right(
     assert len({*seen}) == 4 and seen[1] == seen[4]  # other inputs give other tokens
 
 
-def cuda_graph(function: Callable[[], list], buffers: Loop) -> Callable[[], list]:
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(2):  # compiling and loading must happen before the capture
-            function()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        outputs = function()
-
-    def replay() -> list:
-        for t in outputs:
-            t.fill_(-3)  # so that what a replay does not write is wrong
-        graph.replay()
-        return outputs
-
-    return replay
-
-
 @on_gpu
 @pytest.mark.parametrize("sampling", SAMPLING)
 @pytest.mark.parametrize(("rule", "form"), RULES_AND_FORMS)
@@ -205,32 +185,6 @@ def test_on_a_device_that_is_not_current(gpu_backend, rule):
 
 
 # ---- The comparison itself, on a CPU
-
-
-def called(function: Callable[[], list], buffers: Loop) -> Callable[[], list]:
-    """A correct graph: it computes again."""
-    return function
-
-
-def stale(function: Callable[[], list], buffers: Loop) -> Callable[[], list]:
-    """A wrong graph that does nothing: outputs stay those of the capture."""
-    outputs = function()
-    return lambda: outputs
-
-
-def keeps(number: int) -> Callable:
-    """A wrong graph that keeps the captured values of one input."""
-
-    def capture(function: Callable[[], list], buffers: Loop) -> Callable[[], list]:
-        kept = buffers.tensors()[number].clone()
-
-        def replay() -> list:
-            buffers.tensors()[number].copy_(kept)
-            return function()
-
-        return replay
-
-    return capture
 
 
 @pytest.mark.parametrize(("rule", "form"), RULES_AND_FORMS)

@@ -7,33 +7,17 @@ and an H200's 445. docs/cuda.md says more.
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
-from support import ROOT, sass
-from support.ptxas import NVCC, ptxas_report
+from support import sass
+from support.machine_code import Kernel, compiled
+from support.ptxas import NVCC
 
 SOURCES = ("speculative_step", "draft_step", "verify_tree", "draft_children")
-FLAGS = ("-O3", "-std=c++20", "-cubin", "-lineinfo", "-Xptxas", "-v")
 LOGITS = 32  # of a block that a thread has
-
-
-@dataclass(frozen=True)
-class Kernel:
-    name: str
-    spilled: int  # bytes
-    blocks: list[sass.Block]
-
-    @property
-    def instructions(self) -> list[sass.Instruction]:
-        return [i for block in self.blocks for i in block.instructions]
 
 
 def has(pattern: str) -> Callable[[sass.Block], bool]:
@@ -59,35 +43,6 @@ RUNS = {
     "speculative_step_kernel": ((*ORIGINS["stay"], within("walk", "publish"), within("write_step")), 3, 2),
     "draft_step_kernel": ((*ORIGINS["stay"], within("draw_by"), within("write_draft")), 2, 1),
 }
-
-
-def plain_name(kernel: str) -> str:
-    """A kernel's name without namespaces and arguments, from its mangled or its whole name."""
-    (name,) = re.findall(r"(?:\d|::|^)([a-z_]+_kernel)", kernel)
-    return name
-
-
-def disassembler() -> str:
-    """nvdisasm of the toolkit, or the one that Triton brings along."""
-    import triton
-
-    brought = Path(triton.__file__).parent / "backends/nvidia/bin"
-    found = shutil.which("nvdisasm", path=f"{os.environ['PATH']}:/usr/local/cuda/bin:{brought}")
-    assert found, "no nvdisasm, neither a toolkit's nor Triton's"
-    return found
-
-
-def compiled(source: str, architecture: str, folder: Path) -> list[Kernel]:
-    cubin = folder / "kernels.cubin"
-    command = [NVCC, *FLAGS, f"-arch={architecture}", ROOT / "csrc/cuda" / f"{source}.cu", "-o", cubin]
-    told = subprocess.run(command, check=True, capture_output=True, text=True)
-    listing = subprocess.run([disassembler(), "-c", "-gi", cubin], check=True, capture_output=True, text=True)
-    used = {plain_name(str(k["kernel"])): k for k in ptxas_report(told.stdout + told.stderr)}
-    found = []
-    for mangled, blocks in sass.kernels(listing.stdout).items():
-        of_kernel = used[name := plain_name(mangled)]
-        found.append(Kernel(name, int(str(of_kernel["spill_stores"])) + int(str(of_kernel["spill_loads"])), blocks))
-    return found
 
 
 def measuring_turn(kernel: Kernel, origin: str) -> list[sass.Instruction]:

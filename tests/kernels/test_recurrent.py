@@ -6,13 +6,16 @@ from __future__ import annotations
 import copy
 import importlib
 import random
+import re
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
+from support import ROOT
 from support.recurrences import Convolution, Delta, Layer, Ssd, T, numbers
 
-from specdec_kernels import DeltaState, Feed, SsdState, conv_window, delta_step, ssd_step
+from specdec_kernels import DeltaState, Feed, SsdState, backends, conv_window, delta_step, recurrent_api, ssd_step
 from specdec_kernels.backends import native
 from specdec_kernels.ops import handle
 
@@ -30,15 +33,16 @@ LAYERS = {
 }
 KINDS = pytest.mark.parametrize("kind", LAYERS)
 INTERPRETED = ("triton", "float32")
+NATIVE = (*(("cpu", name) for name in SETS), ("cuda", "float32"))
 BACKENDS = (
-    *(("cpu", name) for name in SETS),
+    *NATIVE,
     ("reference", "float64"),
     ("reference", "float32"),
     pytest.param(INTERPRETED, marks=pytest.mark.nightly),
 )
 
 
-@pytest.fixture(params=BACKENDS, ids=lambda backend: "-".join(backend))
+@pytest.fixture(params=BACKENDS, ids="-".join)
 def made(request) -> Iterator[dict]:
     """What a layer is made with."""
     backend, kind = request.param
@@ -218,29 +222,25 @@ def test_trees_interpreted(kind):
 
 
 @KINDS
-@pytest.mark.parametrize("instruction_set", SETS)
-def test_bits_of_a_tree_are_those_of_its_paths(kind, instruction_set):
+@pytest.mark.parametrize("made", NATIVE, ids="-".join, indirect=True)
+def test_bits_of_a_tree_are_those_of_its_paths(made, kind):
     parents = [-1, 0, 0, 1, 1, 2, 5, 3, 6]
-    EXTENSION.use_instruction_set(instruction_set)
-    try:
-        layer = LAYERS[kind](window=9)
-        layer.feed({0: {0: 1, 1: 2}}, {}, {}, 2)
-        tree = layer.feed({0: {c: 10 + c for c in range(9)}}, {0: 2}, {0: 2}, 9, parents=torch.tensor([parents] * 3))
-        for column in range(9):
-            path = [column]
-            while (above := parents[path[0]]) >= 0:
-                path = [above, *path]
-            chain = LAYERS[kind](window=9)
-            chain.feed({0: {0: 1, 1: 2}}, {}, {}, 2)
-            out = chain.feed({0: {i: 10 + c for i, c in enumerate(path)}}, {0: 2}, {0: 2}, 9)
-            assert torch.equal(out[0, len(path) - 1], tree[0, column])
-    finally:
-        EXTENSION.use_instruction_set(SETS[-1])
+    layer = LAYERS[kind](window=9, **made)
+    layer.feed({0: {0: 1, 1: 2}}, {}, {}, 2)
+    tree = layer.feed({0: {c: 10 + c for c in range(9)}}, {0: 2}, {0: 2}, 9, parents=torch.tensor([parents] * 3))
+    for column in range(9):
+        path = [column]
+        while (above := parents[path[0]]) >= 0:
+            path = [above, *path]
+        chain = LAYERS[kind](window=9, **made)
+        chain.feed({0: {0: 1, 1: 2}}, {}, {}, 2)
+        out = chain.feed({0: {i: 10 + c for i, c in enumerate(path)}}, {0: 2}, {0: 2}, 9)
+        assert torch.equal(out[0, len(path) - 1], tree[0, column])
 
 
 @KINDS
-@pytest.mark.parametrize("instruction_set", SETS)
-def test_bits_do_not_depend_on_how_tokens_are_fed(kind, instruction_set):
+@pytest.mark.parametrize("made", NATIVE, ids="-".join, indirect=True)
+def test_bits_do_not_depend_on_how_tokens_are_fed(made, kind):
     """One by one, in a prompt, as drafts that are accepted, and after drafts that are not; with another row beside, and
     with other threads."""
     text = list(range(11))
@@ -266,17 +266,11 @@ def test_bits_do_not_depend_on_how_tokens_are_fed(kind, instruction_set):
         fed = {0: dict(enumerate(text)), 1: {0: 51, 3: 52}, 2: {5: 53}}
         return layer.feed(fed, {1: 1}, {1: 1}, 11, keep=True)[0]
 
-    EXTENSION.use_instruction_set(instruction_set)
-    threads = torch.get_num_threads()
-    try:
-        expected = prompt(LAYERS[kind]())
-        for way in (by_ones, as_drafts, beside):
-            assert torch.equal(way(LAYERS[kind]()), expected), way.__name__
-        torch.set_num_threads(1)
-        assert torch.equal(prompt(LAYERS[kind]()), expected)
-    finally:
-        EXTENSION.use_instruction_set(SETS[-1])
-        torch.set_num_threads(threads)
+    expected = prompt(LAYERS[kind](**made))
+    for way in (by_ones, as_drafts, beside):
+        assert torch.equal(way(LAYERS[kind](**made)), expected), way.__name__
+    torch.set_num_threads(2)  # on fibers, all other launches have another number of warps
+    assert torch.equal(prompt(LAYERS[kind](**made)), expected)
 
 
 @KINDS
@@ -426,8 +420,34 @@ def test_tensors_of_any_strides():
 
 
 def test_what_cannot_run_says_why():
-    layer = Delta(2, backend="cuda")
-    with pytest.raises(RuntimeError, match="backend 'cuda' cannot run here: of recurrent layers it has no operation"):
-        layer.feed({0: {0: 1}}, {}, {}, 1)
+    with pytest.raises(RuntimeError, match="backend 'cuda' cannot run here: it runs on NVIDIA GPUs, not on cpu"):
+        backends.operation("delta_step", "cuda", "cpu")
     with pytest.raises(ValueError, match="'fast' is not a valid Backend"):
         Delta(2, backend="fast").feed({0: {0: 1}}, {}, {}, 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "native", "triton", "chosen"),
+    [
+        ("cpu", torch.float32, False, True, "auto"),
+        ("cpu", torch.bfloat16, True, True, "reference"),
+        ("cuda", torch.bfloat16, True, True, "auto"),
+        ("cuda", torch.bfloat16, False, True, "triton"),
+        ("cuda", torch.bfloat16, False, False, "reference"),
+        ("cuda", torch.float64, True, True, "reference"),
+    ],
+)
+def test_what_is_chosen(monkeypatch, kind, dtype, native, triton, chosen):
+    """Where native code lacks a dtype or a size, another backend has it."""
+    monkeypatch.setattr(recurrent_api, "unavailable", lambda *given: None if triton else "it is not there")
+    x = SimpleNamespace(dtype=dtype, device=SimpleNamespace(type=kind))
+    assert recurrent_api._backend("auto", x, native) == chosen
+    assert recurrent_api._backend("cuda", x, native) == "cuda"
+
+
+def test_sizes_of_native_code_are_known():
+    text = "".join((ROOT / "csrc" / file).read_text() for file in ("core/feed.h", "cuda/recurrent.h"))
+    most = dict(re.findall(r"constexpr int kMost(\w+) = (\d+);", text))
+    for name, value in most.items():
+        assert getattr(recurrent_api, f"_MOST_{name.upper()}") == int(value)
+    assert most.keys() == {"Taps", "Channels", "Numbers", "Nodes"}

@@ -161,4 +161,40 @@ MUTATIONS: list[Mutation] = [
             "cuda-penalties-twice-for-a-draft-that-is-listed": ("return before ? -1 : id;", "return id;"),
         },
     ),
+    *mutations(
+        "csrc/cuda/recurrence.h",
+        "tests/simt/test_recurrent_kernels.py",
+        {
+            "cuda-recurrent-state-that-stays-has-one-more": ("if (i + 1 == kept) tile", "if (i == kept) tile"),
+            "cuda-recurrent-state-stored-before-others-read-it": (
+                "    if (tree && first) simt::sync_block();  // all have read the state before one of them writes it\n",
+                "",
+            ),
+            "cuda-recurrent-leaves-begin-before-what-stays": (
+                "      if (committed > 0) stands.begin = stands.commit;\n",
+                "",
+            ),
+            "cuda-recurrent-inputs-of-a-tree-by-rank": ("feed.parents != nullptr ? column : before", "before"),
+        },
+    ),
+    *mutations(
+        "csrc/cuda/delta_step.h",
+        "tests/simt/test_recurrent_kernels.py",
+        {
+            "cuda-delta-reads-another-columns-change": (
+                "const float own = simt::shuffle(added, lane % 16);",
+                "const float own = added;",
+            ),
+        },
+    ),
+    *mutations(
+        "csrc/cuda/conv_window.h",
+        "tests/simt/test_recurrent_kernels.py",
+        {
+            "cuda-convolution-of-a-tree-as-a-chain": (
+                "before >= 0 ? parent_of(feed, row, static_cast<int>(before)) : before - 1",
+                "before - 1",
+            ),
+        },
+    ),
 ]

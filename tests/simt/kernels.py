@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from specdec_kernels import api, tree_api
+from specdec_kernels import api, recurrent_api, tree_api
 from specdec_kernels.ops import RULES, SamplingTensors
 
 HERE = Path(__file__).parent
@@ -35,6 +35,7 @@ GRIDS = [
         (3, 32, -1, 0, 9), (2, 64, 3, 0, 0),
     )
 ]  # fmt: skip
+RECURRENT = ("conv_window", "delta_step", "ssd_step")  # whose functions are in recurrent_kernels.py
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 FLAGS = ("-std=c++20", "-shared", "-fPIC", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Werror")
 _seeds = itertools.count()
@@ -104,10 +105,11 @@ def library() -> ctypes.CDLL:
     built = Path(tempfile.gettempdir()) / f"specdec-simt-{os.getuid()}-{digest}.so"
     if not built.exists():
         mine = built.with_suffix(f".{os.getpid()}")
-        subprocess.run(["g++", *flags, HERE / "simt.cpp", HERE / "machine.cpp", "-o", mine], check=True)
+        units = [HERE / f"{name}.cpp" for name in ("simt", "recurrent", "machine")]
+        subprocess.run(["g++", *flags, *units, "-o", mine], check=True)
         mine.replace(built)
     loaded = ctypes.CDLL(str(built))
-    for name in OPERATIONS:
+    for name in (*OPERATIONS, *RECURRENT):
         getattr(loaded, name).restype = ctypes.c_char_p
     return loaded
 
@@ -166,9 +168,14 @@ def serve() -> None:
     def operation(stem: str, backend: str, device_type: str) -> Callable:
         if backend != "cuda" or device_type != "cpu":
             return real(stem, backend, device_type)
-        return functools.partial(OPERATIONS[stem], **next(_grids))
+        grid = next(_grids)
+        if stem in RECURRENT:
+            from . import recurrent_kernels
 
-    api.operation = tree_api.operation = operation
+            return functools.partial(getattr(recurrent_kernels, stem), threads=grid["threads"])
+        return functools.partial(OPERATIONS[stem], **grid)
+
+    api.operation = tree_api.operation = recurrent_api.operation = operation
 
 
 def dense_rows(logits: torch.Tensor | None) -> torch.Tensor | None:

@@ -337,9 +337,11 @@ void wait(uint64_t* arrival, int round) {
 
 Counts take_counts() { return std::exchange(counted, {}); }
 
-void look_at(const void* place, int size) {
-  ++counted.loads;
+void look_at(const void* place, int size, Access kind) {
+  counted.loads += kind == Access::kRead;
   const char* address = static_cast<const char*>(place);
+  const Memory& scratch = machine->scratch;
+  if (address >= scratch.begin && address < scratch.begin + scratch.size) return access(place, size, kind);
   for (const Block& block : machine->blocks) {
     const Memory& memory = block.memory;
     if (address < memory.begin || address >= memory.begin + memory.size) continue;

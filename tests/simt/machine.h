@@ -54,7 +54,8 @@ void sync_cluster();
 char* shared_memory();
 char* in_block(char* place, int block);
 void access(const void* place, int size, Access kind);  // another fiber may run first
-void look_at(const void* place, int size);              // counts as a read if it is shared memory
+// The same if it is shared memory or scratch.
+void look_at(const void* place, int size, Access kind = Access::kRead);
 // A copy arrives at some time before a wait for it ends. Until then its bytes may have any value.
 void init(uint64_t* arrival);
 void copy_bulk(void* to, const void* from, int bytes, uint64_t* arrival);
@@ -134,6 +135,14 @@ inline float half_to_float(uint32_t bits) {
   return as_float((magnitude >= 0x7c00u ? (magnitude << 13) | 0x7f800000u : finite) | (bits & 0x8000u) << 16);
 }
 
+inline uint32_t float_to_half(float value) {
+  const uint32_t bits = as_bits(value), magnitude = bits & 0x7fffffffu, sign = bits >> 16 & 0x8000u;
+  if (magnitude > 0x7f800000u) return 0x7fffu;
+  if (magnitude >= 0x477ff000u) return sign | 0x7c00u;
+  if (magnitude < 0x38800000u) return sign | static_cast<uint32_t>(nearbyintf(as_float(magnitude) * 0x1p24f));
+  return sign | (magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1u)) >> 13;
+}
+
 inline float larger(float a, float b) { return a != a ? a : b != b ? b : a > b ? a : b; }
 
 template <class ToFloat>
@@ -156,6 +165,8 @@ inline uint32_t larger_float16(uint32_t a, uint32_t b) {
 inline uint32_t count_bits(uint32_t bits) { return static_cast<uint32_t>(__builtin_popcount(bits)); }
 
 inline float exp2_of(float x) { return x < -126.0f ? 0.0f : exp2f(x); }
+
+inline float inverse_sqrt(float x) { return 1.0f / sqrtf(x); }
 
 inline uint32_t add(uint32_t* place, uint32_t value) {
   access(place, sizeof(value), Access::kAdd);

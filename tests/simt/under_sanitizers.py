@@ -1,4 +1,5 @@
-"""Runs steps of the CUDA kernels on fibers for test_simt.py, built with sanitizers, which abort on a fault."""
+"""Runs steps of the CUDA kernels on fibers for test_simt.py, built with sanitizers, which abort on a fault. Each tensor
+is an allocation of its own, so that what is beyond it is seen."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import itertools
 
 import torch
 from simt import kernels
+from simt.test_recurrent_kernels import LAYERS, PLACES, feeds
 
 from specdec_kernels.ops import RULES
 from specdec_kernels.testing import random_step
@@ -33,6 +35,14 @@ def main() -> None:
             )  # fmt: skip
         steps += 1
     print(f"{steps} steps")
+    kernels.serve()
+    of_layers = 0
+    for kind, dtype in zip(LAYERS, itertools.cycle(kernels.DTYPES)):
+        layer = LAYERS[kind](backend="cuda", dtype=dtype, window=PLACES)
+        for fed, *how in feeds(of_layers):
+            assert layer.feed(fed, *how).isfinite().all()
+            of_layers += 1
+    print(f"{of_layers} steps of recurrent layers")
 
 
 if __name__ == "__main__":

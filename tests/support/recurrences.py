@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from specdec_kernels import DeltaState, Feed, SsdState, conv_window, delta_step, ssd_step
+from specdec_kernels.testing import device_of
 
 T = 5  # tokens of a window
 
@@ -39,7 +41,7 @@ class Layer:
     def run(self, inputs: list[torch.Tensor], feed: Feed) -> torch.Tensor:
         raise NotImplementedError
 
-    def feed(
+    def arguments(
         self,
         tokens: dict[int, dict[int, int]],
         starts: dict[int, int],
@@ -48,8 +50,8 @@ class Layer:
         keep: bool = False,
         rows: range | None = None,
         parents: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Feeds tokens by row and column; the inputs of the other columns are NaN."""
+    ) -> tuple[list[torch.Tensor], Feed]:
+        """What ``run`` takes for tokens by row and column; the inputs of the other columns are NaN."""
         rows = range(self.rows) if rows is None else rows
         empty = [torch.full_like(x, float("nan")) for x in self.inputs(0)]
         picked = [
@@ -58,10 +60,19 @@ class Layer:
         stacked = [
             torch.stack([torch.stack([p[i] for p in row]) for row in picked]).to(self.dtype) for i in range(len(empty))
         ]
-        start = torch.tensor([starts.get(r, 0) for r in rows])
-        commit = torch.tensor([commits.get(r, 0) for r in rows])
-        valid = torch.tensor([[c in tokens.get(r, {}) for c in range(columns)] for r in rows])
-        return self.run(stacked, Feed(start, commit, valid, rows.start, keep, parents))
+        start = self.here(torch.tensor([starts.get(r, 0) for r in rows]))
+        commit = self.here(torch.tensor([commits.get(r, 0) for r in rows]))
+        valid = self.here(torch.tensor([[c in tokens.get(r, {}) for c in range(columns)] for r in rows]))
+        feed = Feed(start, commit, valid, rows.start, keep, None if parents is None else self.here(parents))
+        return [*map(self.here, stacked)], feed
+
+    def feed(self, *tokens: Any, **how: Any) -> torch.Tensor:
+        """The same, fed."""
+        return self.run(*self.arguments(*tokens, **how)).cpu()
+
+    def here(self, x: torch.Tensor) -> torch.Tensor:
+        """On the device of the backend."""
+        return x.to(device_of(self.backend))
 
     def windows(self) -> list[torch.Tensor]:
         """The inputs by place, [rows, places, ...] each."""
@@ -92,8 +103,8 @@ class Convolution(Layer):
     def run(self, inputs: list[torch.Tensor], feed: Feed) -> torch.Tensor:
         if not self.held:
             shape = self.rows, self.window + self.taps - 1, self.channels
-            self.held = [torch.full(shape, float("nan"), dtype=self.dtype)]
-        weight, bias = (None if w is None else w.to(self.dtype) for w in self.weights())
+            self.held = [self.here(torch.full(shape, float("nan"), dtype=self.dtype))]
+        weight, bias = (None if w is None else self.here(w.to(self.dtype)) for w in self.weights())
         return conv_window(self.held[0], inputs[0], weight, bias, feed, silu=self.silu, backend=self.backend)
 
 
@@ -165,7 +176,8 @@ class Ssd(Layer):
     def run(self, inputs: list[torch.Tensor], feed: Feed) -> torch.Tensor:
         if not self.held:
             self.held = [spoiled(SsdState.empty(self.rows, self.window, *inputs[:3]))]
-        constants = (None if c is None else c.to(self.dtype) for c in self.constants())
+        wide = torch.promote_types(self.dtype, torch.float32)
+        constants = (None if c is None else self.here(c.to(wide)) for c in self.constants())
         return ssd_step(self.held[0], *inputs, *constants, feed, backend=self.backend)
 
 
