@@ -264,7 +264,48 @@ MUTATIONS: list[Mutation] = [
                 "const int64_t at = std::min(row, params.rows - kRows);",
                 "const int64_t at = std::min(row, params.rows - kRows) / kRows * kRows;",
             ),
-            "linear-takes-bfloat16-for-less": ("Lanes<kWidth>::Bits) << 16", "Lanes<kWidth>::Bits) << 15"),
+        },
+    ),
+    *mutations(
+        "csrc/cpu/lanes.h",
+        "tests/kernels/test_linear.py -k bfloat16",
+        {"bfloat16-is-taken-for-less": ("Lanes<kWidth>::Bits) << 16", "Lanes<kWidth>::Bits) << 15")},
+    ),
+    *mutations(
+        "csrc/cpu/attend.cpp",
+        "tests/kernels/test_attend.py",
+        {
+            "attention-sees-one-slot-more": ("if (own >= query.first && own < query.end)", "if (own >= query.first)"),
+            "attention-forgets-the-path": ("query.weights[query.length++] =", "query.weights[query.length] ="),
+            "attention-multiplies-what-is-not-seen-by-zero": (
+                "if (slot >= query.first && slot < query.end) add(",
+                "add(",
+            ),
+        },
+    ),
+    *mutations(
+        "csrc/cpu/elementwise.cpp",
+        "tests/kernels/test_elementwise.py",
+        {
+            "rotation-the-other-way": ("x[i] * cos[i] - x[i + half] * sin[i]", "x[i] * cos[i] + x[i + half] * sin[i]"),
+            "rms-norm-forgets-the-last-numbers": (
+                "for (int j = 0; i + j < p.size; ++j)",
+                "for (int j = 0; i + j < 0; ++j)",
+            ),
+        },
+    ),
+    *mutations(
+        "csrc/cpu/pool.cpp",
+        "tests/kernels/test_pool.py -k several",
+        {
+            "pool-forgets-the-last-part": (
+                "std::min(begin + job_.size, job_.tasks)",
+                "std::min(begin + job_.size, job_.tasks - 1)",
+            ),
+            "pool-does-not-wait": (
+                "while (const uint32_t left = left_.load(",
+                "while (const uint32_t left = 0 & left_.load(",
+            ),
         },
     ),
     *mutations(
