@@ -33,12 +33,19 @@ def attend(
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     native = q.dtype == torch.float32 and k.dtype == v.dtype and k.dtype in (torch.float32, torch.bfloat16)
-    if native and unavailable(Backend.CPU, q.device.type) is None:
+    if native and _runs_on(q.device.type):
         return operation("attend", Backend.CPU, q.device.type)(q, k, v, seen, scale)
     mask = mask_of(seen, k.shape[2])[:, None]
     k, v = k.to(q.dtype), v.to(q.dtype)
     out = torch.nn.functional.scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=True)
     return torch.where(mask.any(-1, keepdim=True), out, 0).transpose(1, 2).contiguous()
+
+
+def _runs_on(device_type: str) -> bool:
+    return unavailable(Backend.CPU, device_type) is None
+
+
+vars(_runs_on)["_dynamo_marked_constant"] = True  # as backends._suffix
 
 
 def mask_of(seen: torch.Tensor, slots: int) -> torch.Tensor:

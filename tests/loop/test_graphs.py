@@ -19,6 +19,7 @@ from specdec.drafters.early_exit import EarlyExitDrafter
 from specdec.loop.draft_length import StepTimes
 from specdec.loop.graphs import StepGraphs
 from specdec.loop.rows import Rows
+from support.allocations import masked
 from support.models import prompts, tiny_model, tunable_pair
 from support.recorded import Synchronised, record
 from support.table_trees import BUSHY, TableTrees, bigrams, forgetful
@@ -130,8 +131,9 @@ def test_ends_within_a_replay():
     assert texts_of(decoder, asked, recorded_graphs(), True)[0] == plain
 
 
-def test_a_text_outgrows_what_its_first_graph_sees():
+def test_a_text_outgrows_what_its_first_graph_sees(monkeypatch):
     """64 slots, then more."""
+    masked(monkeypatch)
     decoder = SpeculativeDecoder(*tunable_pair(0.3), num_drafts=3)
     asked = [Request(text, 20, SamplingParams(1.0), seed=i, id=i) for i, text in enumerate(prompts(3, 50, 52))]
     graphs = recorded_graphs()

@@ -10,7 +10,7 @@ import torch
 from specdec.models.cached_model import CachedModel
 from specdec.models.free_memory import free_memory, size_text
 from specdec.models.prefill import PrefillChunk, is_out_of_memory
-from support.allocations import LittleMemory, allocated
+from support.allocations import LittleMemory, allocated, masked
 from support.model_types import CASES, model_of
 from support.models import DECODER, prompts, tiny_model
 from transformers import AutoModelForCausalLM, DeepseekV3Config, Gemma3nTextConfig
@@ -185,9 +185,10 @@ def assert_same_keys(cache, other, length: int) -> None:
 
 
 @pytest.mark.parametrize("room, sizes", [(64 * 20, (16, 8, 4)), (64 * 10, (8, 4, 2))])
-def test_a_smaller_chunk_stores_the_same_keys(room, sizes):
+def test_a_smaller_chunk_stores_the_same_keys(room, sizes, monkeypatch):
     """The prompt sees 64, 128 and then 192 slots: memory runs out again as it grows. The keys are, bit for bit, those
     of a prefill that was cut like this without any fault."""
+    masked(monkeypatch)
     cached, prompt = CachedModel(tiny_model("llama")), prompts(1, 150, 150)[0]
     cached.layer_slots()  # not where the fault is
     cached.prefill_chunk = PrefillChunk(32)

@@ -10,7 +10,7 @@ from specdec import SpeculativeDecoder
 from specdec.loop.sequence import Request
 from specdec.result import FinishReason
 from specdec.serving.scheduler import Scheduler
-from support.allocations import LittleMemory, allocated
+from support.allocations import LittleMemory, allocated, masked
 from support.models import prompts, tiny_model
 
 BOTH = 256 + 512  # bytes of a token: the target's, the draft's
@@ -68,8 +68,9 @@ def test_what_does_not_fit_is_refused_with_the_numbers(caches):
 
 
 @pytest.mark.parametrize("which", ("target", "draft"))
-def test_memory_that_runs_out_in_prefill_costs_no_text(which):
+def test_memory_that_runs_out_in_prefill_costs_no_text(which, monkeypatch):
     """The last layer of one of the models runs out on more than 8 tokens at once; it goes on in halves."""
+    masked(monkeypatch)
     requests = [Request(p, 5, eos_token_id=[], seed=i) for i, p in enumerate(prompts(4, 20, 50))]
 
     def texts(both: SpeculativeDecoder) -> list[list[int]]:
@@ -91,8 +92,9 @@ def test_memory_that_runs_out_in_prefill_costs_no_text(which):
     assert 4 <= model.prefill_chunk.size == max(t for t, s in little.seen if t * s <= 8 * 64) <= 8
 
 
-def test_memory_that_never_suffices_ends_the_request_alone():
+def test_memory_that_never_suffices_ends_the_request_alone(monkeypatch):
     """One prompt is too long for its attention, even token by token."""
+    masked(monkeypatch)
     both = decoder(0)
     both.target.slot_bytes()
     little = LittleMemory(99)

@@ -39,9 +39,7 @@ class CompiledForward:
 
     def __init__(self, model: PreTrainedModel, backend: str | Callable = "inductor"):
         def forward(past_key_values: StaticKVCache, attention_mask: Mask, **inputs: torch.Tensor) -> torch.Tensor:
-            # Taken from a shape, which can be symbolic: an attribute would become a constant of the graph.
-            mask = _tensors(attention_mask)[0]
-            past_key_values.show(mask.shape[-1] - (inputs["input_ids"].shape[1] if mask.dim() == 2 else 0))
+            past_key_values.show(_tensors(attention_mask)[0], inputs["input_ids"].shape[1])
             return model(
                 attention_mask=attention_mask, past_key_values=past_key_values, use_cache=True, **inputs
             ).logits
