@@ -1,5 +1,6 @@
 // Runs jobs in the pool of csrc/cpu/pool.cpp, from several threads at once, and checks that every task is done once.
 #include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <stdexcept>
 #include <thread>
@@ -40,6 +41,12 @@ void jobs(int seed) {
     expect(short_ranges == 0, "a range is shorter than the grain");
     if (job % 50 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(2));  // the threads fall asleep
     if (job % 10) continue;
+    std::atomic<int> slow = 0;  // whose last parts are still at work when none is left to take
+    parallel(4, 1, 4, [&](int64_t begin, int64_t end) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1 + begin % 2));
+      slow += static_cast<int>(end - begin);
+    });
+    expect(slow == 4, "a job ended before its parts");
     try {
       parallel(100, 1, 3, [&](int64_t, int64_t end) {
         if (end == 100) throw std::runtime_error("told");

@@ -144,3 +144,23 @@ def test_first_use_check_passes_good_models_and_names_bad_ones(monkeypatch):
     monkeypatch.setattr(CachedModel, "layout", lambda self, positions, *rest: right(self, positions * 0, *rest))
     with pytest.raises(ValueError, match=r"target: model type 'llama' .* differ from a full forward by up to \d"):
         check_against_full_forward(tiny_model("llama"), "target")
+
+
+@pytest.mark.parametrize("attention", ["model", "auto"])
+@pytest.mark.parametrize("part", ["keys", "values"])
+def test_a_sequence_is_not_spoiled_by_the_one_before(part, attention):
+    """A masked slot has weight 0, but 0 times NaN is NaN."""
+    cached = CachedModel(tiny_model(), attention=attention)
+    with torch.inference_mode():
+        cache, other = cached.new_cache(2, 70), cached.new_cache(2, 70)
+        for row in (0, 1):
+            cache.begin(row)
+        cached.prefill(cache, prompts(2, 20, 20))
+        for layer in cache.layers:
+            getattr(layer, part)[1] = float("nan")
+        cache.begin(1)
+        text = prompts(2, 9, 9, seed=3)
+        for each in (cache, other):
+            cached.prefill(each, text)
+        got, expected = (feed(cached, each, [[1, 2], [3, 4]]) for each in (cache, other))
+    assert torch.equal(got, expected) and got.isfinite().all()

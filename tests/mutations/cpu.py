@@ -275,7 +275,7 @@ MUTATIONS: list[Mutation] = [
         "csrc/cpu/attend.cpp",
         "tests/kernels/test_attend.py",
         {
-            "attention-sees-one-slot-more": ("if (own >= query.first && own < query.end)", "if (own >= query.first)"),
+            "attention-of-one-scale": ("= scores[i] * params.scale", "= scores[i]"),
             "attention-forgets-the-path": ("query.weights[query.length++] =", "query.weights[query.length] ="),
             "attention-multiplies-what-is-not-seen-by-zero": (
                 "if (slot >= query.first && slot < query.end) add(",

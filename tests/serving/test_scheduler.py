@@ -17,6 +17,7 @@ from specdec import (
     SpeculativeDecoder,
     SuffixDrafter,
 )
+from support.allocations import masked
 from support.crowds import check_empty, finish
 from support.models import prompts, tiny_model, tunable_pair
 
@@ -285,8 +286,9 @@ def test_rows_are_filled_while_others_decode():
     check_empty(s)
 
 
-def test_a_step_that_is_launched_ahead_sees_what_the_one_before_wrote():
+def test_a_step_that_is_launched_ahead_sees_what_the_one_before_wrote(monkeypatch):
     """Where the text outgrows the 64 slots that attention reads, the host does not know it yet."""
+    masked(monkeypatch)
     target, draft = tunable_pair(0.0, layers=1)
     decoder = SpeculativeDecoder(target, draft, 4)
     asked = [Request(text, 9, SamplingParams(1.0), seed=i, id=i) for i, text in enumerate(prompts(6, 60, 60))]
