@@ -26,7 +26,7 @@ void expect(bool right, const char* what) {
 }
 
 void jobs(int seed) {
-  for (int job = 0; job < 400; ++job) {
+  for (int job = 0; job < 200; ++job) {
     const int64_t tasks = (job * 37 + seed) % 300, grain = job % 7, threads = 1 + job % 5;
     std::vector<int> done(tasks, 0);
     std::atomic<int> short_ranges = 0;
