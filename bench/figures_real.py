@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from figures import mark, number, page, source, table
+from figures import mark, number, page, source, spread, table
 from results import Results
 
 PEERS = ("transformers", "transformers, prompt lookup")  # of bench_greedy_texts.py, which names them
@@ -27,6 +27,22 @@ def greedy_texts(results: Results) -> str:
         f"{source(results, 'greedy_texts')}"
     )
     return page(table(head, rows, mark(results, "greedy_texts")), said)
+
+
+def rivals(results: Results) -> str:
+    """Of each dtype of the weights and each program: tokens a second, and times llama.cpp's plain decoding."""
+    r = results["rivals"]
+    rows = []
+    for row in r["rows"]:
+        speed, beside = row["tokens_per_second"], row.get("over_llama_cpp")
+        times = "" if beside is None else spread(beside)
+        rows.append((row["weights"], row["method"], spread(speed), times))
+    head = ("weights", "", "tokens a second", "times llama.cpp's plain decoding")
+    said = (
+        f"{r['target']}, {len(r['prompts'])} prompts of as many kinds, {r['new_tokens']} new tokens each, greedily and one "
+        f"at a time; medians and quartiles over prompts, the reading of the prompt included. {source(results, 'rivals')}"
+    )
+    return page(table(head, rows, mark(results, "rivals")), said)
 
 
 def greedy_in_short(results: Results) -> str:

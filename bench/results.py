@@ -39,15 +39,18 @@ VERIFY = (*COMPARE, "python/specdec/evaluation/verify")
 REAL_BENCH = (*ANY_MODEL, *COMPARING, *SESSION)
 REAL_VERIFY = (*ANY_MODEL, *COMPARING, "python/specdec/evaluation/verify")
 GREEDY_TEXTS = (*ANY_MODEL, *COMPARING, "python/specdec/jobs/prompt_sets", "bench/bench_greedy_texts.py")
+RIVALS = (*ANY_MODEL, "python/specdec/jobs/prompt_sets", "bench/rivals.py")
 # Parts of a printed JSON that no page cites and that would make the file large, by their path through objects.
 SAMPLES = ("samples", "cells.rounds.inter_token")
 BY_PROMPT = ("cells.rounds.by_prompt",)  # needed for figures by kind of prompt
 # The folders of real models, which are not in the repository, and what makes each.
 SMOLLM2, GEMMA3 = "real_models/SmolLM2-135M-Instruct", "real_models/gemma-3-270m"
 DRAFT, EAGLE3 = f"{SMOLLM2}-draft", f"{SMOLLM2}-eagle3"
+PACKED = f"{SMOLLM2}.gguf"
 MADE_BY = {
     SMOLLM2: "python tools/real_models.py SmolLM2-135M-Instruct",
     GEMMA3: "python tools/real_models.py gemma-3-270m",
+    PACKED: "python tools/real_models.py SmolLM2-135M-Instruct --packed",
     DRAFT: f"specdec distill {SMOLLM2} --output {DRAFT}",
     EAGLE3: f"specdec train-heads {SMOLLM2} --output {EAGLE3}",
 }
@@ -64,7 +67,7 @@ class Result:
         minutes: what it takes on two idle cores, about.
         instruction_set: of the C++ kernels; None: the best that the machine has.
         without: parts of a printed JSON that are left out; lists on the way are gone through.
-        models: the folders of MADE_BY that it needs.
+        models: the folders and files of MADE_BY that it needs.
     """
 
     name: str
@@ -77,7 +80,7 @@ class Result:
 
     def lacks(self) -> str | None:
         """The models that it needs and that are not there, and what makes them; None: all are there."""
-        missing = [model for model in self.models if not (ROOT / model).is_dir()]
+        missing = [model for model in self.models if not (ROOT / model).exists()]
         return f"no {', '.join(missing)}: {' && '.join(MADE_BY[model] for model in missing)}" if missing else None
 
     @property
@@ -147,6 +150,10 @@ RESULTS = (
     Result(
         "greedy_texts", f"bench/bench_greedy_texts.py {SMOLLM2} --new-tokens 24 --json {{json}}", GREEDY_TEXTS, 12,
         models=(SMOLLM2,),
+    ),
+    Result(
+        "rivals", f"bench/rivals.py {SMOLLM2} --gguf {PACKED} --new-tokens 64 --rounds 2 --json {{json}}", RIVALS, 9,
+        models=(SMOLLM2, PACKED),
     ),
     Result(
         "verify.smollm2", f"-m specdec verify --target {SMOLLM2} --dtype float32 {NEED_NO_DRAFT} --batch-size 8 "

@@ -31,6 +31,7 @@ FIGURES: dict[str, Callable[[Results], str]] = {
     "real_drafts": decoding.bench("real_drafts"),
     "gemma3": decoding.bench("gemma3"),
     "greedy_texts": real.greedy_texts,
+    "rivals": real.rivals,
     "bench": decoding.bench("bench"),
     "bench.compiled": decoding.bench("bench.compiled"),
     "bench.heads": decoding.bench("bench.heads"),

