@@ -3,6 +3,7 @@
 #include <Python.h>
 
 #include <string>
+#include <vector>
 
 #include "arguments.h"
 #include "cpu/attend.h"
@@ -26,21 +27,40 @@ void run_conv_window(const ConvWindowParams& params, const Tensor&) { conv_windo
 void run_delta_step(const DeltaStepParams& params, const Tensor&) { delta_step(params); }
 void run_ssd_step(const SsdStepParams& params, const Tensor&) { ssd_step(params); }
 
-Tensor linear_op(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
+std::vector<Tensor> linear_op(const Tensor& x, const std::vector<Tensor>& weights,
+                              const std::vector<std::optional<Tensor>>& biases) {
   STD_TORCH_CHECK(x.dim() == 3, "specdec_kernels: x has a wrong shape");
-  const int64_t rows = x.size(0) * x.size(1), inputs = x.size(2), outputs = weight.size(0);
+  STD_TORCH_CHECK(weights.size() == biases.size(), "specdec_kernels: there are other biases than weights");
+  const int64_t rows = x.size(0) * x.size(1), inputs = x.size(2);
   check_shape(x, {x.size(0), x.size(1), inputs}, ScalarType::Float, "x");
-  const bool half = weight.scalar_type() == ScalarType::BFloat16;
-  check_shape(weight, {outputs, inputs}, half ? ScalarType::BFloat16 : ScalarType::Float, "weight");
-  if (bias) check_shape(*bias, {outputs}, ScalarType::Float, "bias");
-  const Tensor dense_x = dense(x), dense_weight = dense(weight);
-  const std::optional<Tensor> dense_bias = bias ? std::optional(dense(*bias)) : std::nullopt;
+  const Tensor dense_x = dense(x);
   const auto floats = [](const Tensor& tensor) { return static_cast<const float*>(tensor.const_data_ptr()); };
-  Tensor y = empty_on(x, {x.size(0), x.size(1), outputs}, ScalarType::Float);
-  linear({floats(dense_x), dense_weight.const_data_ptr(), half ? Dtype::kBFloat16 : Dtype::kFloat32,
-          dense_bias ? floats(*dense_bias) : nullptr, static_cast<float*>(y.mutable_data_ptr()), rows, inputs,
-          outputs});
-  return y;
+  std::vector<Tensor> held, found;  // what was made dense, and the results
+  std::vector<LinearParams> layers;
+  for (size_t i = 0; i < weights.size(); ++i) {
+    const int64_t outputs = weights[i].size(0);
+    const bool half = weights[i].scalar_type() == ScalarType::BFloat16;
+    check_shape(weights[i], {outputs, inputs}, half ? ScalarType::BFloat16 : ScalarType::Float, "weight");
+    held.push_back(dense(weights[i]));
+    LinearParams layer = {floats(dense_x),
+                          held.back().const_data_ptr(),
+                          half ? Dtype::kBFloat16 : Dtype::kFloat32,
+                          nullptr,
+                          nullptr,
+                          rows,
+                          inputs,
+                          outputs};
+    if (biases[i]) {
+      check_shape(*biases[i], {outputs}, ScalarType::Float, "bias");
+      held.push_back(dense(*biases[i]));
+      layer.bias = floats(held.back());
+    }
+    found.push_back(empty_on(x, {x.size(0), x.size(1), outputs}, ScalarType::Float));
+    layer.y = static_cast<float*>(found.back().mutable_data_ptr());
+    layers.push_back(layer);
+  }
+  linear(layers.data(), static_cast<int64_t>(layers.size()));
+  return found;
 }
 
 Tensor attend_op(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& seen, double scale) {

@@ -5,7 +5,7 @@ from .api import check_drafts, draft_step, speculative_step
 from .attend_api import attend
 from .build import build_info
 from .elementwise_api import rms_norm, rotate
-from .linear_api import linear
+from .linear_api import linear, linears
 from .ops import SamplingTensors
 from .recurrent_api import DeltaState, Feed, SsdState, conv_window, delta_step, ssd_step
 from .tree_api import draft_children, verify_tree
@@ -45,6 +45,7 @@ __all__ = [
     "draft_children",
     "draft_step",
     "linear",
+    "linears",
     "rms_norm",
     "rotate",
     "speculative_step",

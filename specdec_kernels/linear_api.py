@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from .backends import operation
@@ -27,4 +29,11 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
         RuntimeError: a tensor has another shape or dtype, or is on another device; or there is no native code, with
             what is missing.
     """
-    return operation("linear", Backend.CPU, x.device.type)(x, weight, bias)
+    return linears(x, [weight], [bias])[0]
+
+
+def linears(
+    x: torch.Tensor, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None]
+) -> list[torch.Tensor]:
+    """Returns what :func:`linear` does, of several layers of the same ``x``, whose threads start once for all."""
+    return operation("linear", Backend.CPU, x.device.type)(x, weights, biases)

@@ -147,11 +147,11 @@ for _stem, _schema in SCHEMAS.items():
         _library.define(f"{_stem}{_variant}{_schema}", tags=(torch.Tag.pt2_compliant_tag,))
         torch.library.register_fake(f"{NAMESPACE}::{_stem}{_variant}", _FAKES[_stem], lib=_library)
 
-# x [B, q, inputs], weight [outputs, inputs], bias [outputs], float32 on a CPU -> [B, q, outputs]. Native code alone.
-_library.define("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+# x [B, q, inputs], weights [outputs, inputs] each -> [B, q, outputs] each, on a CPU. Native code alone.
+_library.define("linear(Tensor x, Tensor[] weights, Tensor?[] biases) -> Tensor[]", tags=(torch.Tag.pt2_compliant_tag,))
 torch.library.register_fake(
     f"{NAMESPACE}::linear",
-    lambda x, weight, bias: x.new_empty((*x.shape[:-1], weight.shape[0])),
+    lambda x, weights, biases: [x.new_empty((*x.shape[:-1], weight.shape[0])) for weight in weights],
     lib=_library,
 )
 

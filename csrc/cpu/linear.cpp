@@ -191,11 +191,19 @@ Range range_in_use() {
 
 }  // namespace
 
-void linear(const LinearParams& params) {
-  const int64_t products = std::max<int64_t>(params.rows * params.inputs, 1);
+void linear(const LinearParams* layers, int64_t count) {
+  if (count == 0) return;
+  int64_t outputs = 0;
+  for (int64_t i = 0; i < count; ++i) outputs += layers[i].outputs;
+  const int64_t products = std::max<int64_t>(layers[0].rows * layers[0].inputs, 1);
   const Range range = range_in_use();
-  parallel_for(params.outputs, (kGrainProducts + products - 1) / products,
-               [&](int64_t begin, int64_t end) { range(params, begin, end); });
+  parallel_for(outputs, (kGrainProducts + products - 1) / products, [&](int64_t begin, int64_t end) {
+    for (const LinearParams* layer = layers; layer != layers + count; ++layer) {
+      const int64_t first = std::max<int64_t>(begin, 0), last = std::min(end, layer->outputs);
+      if (first < last) range(*layer, first, last);
+      begin -= layer->outputs, end -= layer->outputs;
+    }
+  });
 }
 
 }  // namespace specdec::cpu

@@ -16,6 +16,7 @@ struct LinearParams {
   int64_t rows, inputs, outputs;
 };
 
-void linear(const LinearParams& params);
+// Layers of the same x, in one go.
+void linear(const LinearParams* layers, int64_t count);
 
 }  // namespace specdec::cpu

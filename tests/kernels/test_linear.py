@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from specdec_kernels import linear
+from specdec_kernels import linear, linears
 from specdec_kernels.backends import native
 from specdec_kernels.ops import handle
 
@@ -79,6 +79,19 @@ def test_weights_of_bfloat16(instruction_set, inputs, outputs):
         assert torch.equal(linear(x[:, :rows], weight, bias), linear(x[:, :rows], weight.float(), bias))
 
 
+def test_layers_together(instruction_set):
+    """The bits of each by itself."""
+    sizes, x = (5, 1, 300, 64), torch.randn(2, 3, 96, generator=torch.Generator().manual_seed(5))
+    layers = [layer(96, outputs, seed=i) for i, outputs in enumerate(sizes)]
+    weights = [w.bfloat16() if i == 2 else w for i, (w, _) in enumerate(layers)]
+    biases = [None if i == 1 else b for i, (_, b) in enumerate(layers)]
+    found = linears(x, weights, biases)
+    assert all(torch.equal(y, linear(x, w, b)) for y, w, b in zip(found, weights, biases, strict=True))
+    assert linears(x, [], []) == []
+    with pytest.raises(RuntimeError, match="there are other biases than weights"):
+        linears(x, weights, biases[:2])
+
+
 def test_a_fault_stays_in_its_row(instruction_set):
     weight, _ = layer(64, 9)
     x = torch.ones(1, 4, 64)
@@ -121,7 +134,7 @@ def test_wrong_tensors_are_refused(x, weight, bias, name):
 @pytest.mark.parametrize("rows", [3, 4])
 def test_its_fake_has_its_shape(rows):
     weight, bias = layer(6, 5)
-    arguments = (torch.randn(2, rows, 6), weight, bias)
+    arguments = (torch.randn(2, rows, 6), [weight, weight[:3]], [bias, None])
     torch.library.opcheck(handle("linear"), arguments, test_utils=("test_schema", "test_faketensor"))
 
 

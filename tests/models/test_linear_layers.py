@@ -117,3 +117,40 @@ def test_the_inside_of_adapters_stays(model):
 def test_without_native_code_nothing_changes(model, monkeypatch):
     monkeypatch.setattr(module, "has_native", lambda: False)
     assert with_native_linear(model) is model
+
+
+def test_layers_beside_each_other_are_computed_together(model, monkeypatch):
+    """With the bits of each by itself; nothing is kept, and another input gets its own results."""
+    calls = []
+    joined = module.linears
+    monkeypatch.setattr(module, "linears", lambda x, *rest: calls.append(x.shape) or joined(x, *rest))
+    fast, apart = with_native_linear(model), with_native_linear(model, together=False)
+    tokens = torch.arange(4)[None]
+    assert torch.equal(logits(fast, tokens), logits(apart, tokens))
+    assert len(calls) == 2 * len(fast.model.layers)
+    attention, plain = fast.model.layers[0].self_attn, apart.model.layers[0].self_attn
+    a, b = torch.randn(2, 1, 3, model.config.hidden_size)
+    with torch.inference_mode():
+        asked = (
+            ("q_proj", a),
+            ("k_proj", a),
+            ("k_proj", b),
+            ("v_proj", a),
+            ("v_proj", a),
+            ("q_proj", b),
+            ("q_proj", a),
+        )
+        for name, x in asked:
+            assert torch.equal(getattr(attention, name)(x), getattr(plain, name)(x)), name
+        for name in ("q_proj", "k_proj", "v_proj"):
+            getattr(attention, name)(b)
+    assert vars(attention.q_proj)["beside"]._x is None
+
+
+def test_layers_of_other_inputs_are_not_joined():
+    class Across(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.q_proj, self.k_proj, self.v_proj = nn.Linear(8, 4), nn.Linear(6, 4), nn.Linear(6, 4)
+
+    assert not any("beside" in vars(m) for m in with_native_linear(Across()).modules())

@@ -347,7 +347,7 @@ class CachedModel:
         model = with_recurrence(self.model) if self.recurrent else self.model
 
         def copied() -> PreTrainedModel:
-            return with_native_parts(with_native_linear(with_attention(model, self._attention)))
+            return with_native_parts(with_native_linear(with_attention(model, self._attention), not self._compile))
 
         if self._compile:
             self._steps, self._compiled = compiled_copy(self.model, self.cache_dtype, copied)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import copy
 import functools
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from specdec_kernels import build_info, linear
+from specdec_kernels import build_info, linear, linears
 
 from .copied_modules import with_modules
 
 M = TypeVar("M", bound=nn.Module)
+BESIDE = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 class NativeLinear(nn.Linear):
@@ -25,17 +27,52 @@ class NativeLinear(nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.dtype != torch.float32 or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
             return F.linear(x, self.weight.to(x.dtype), self.bias)
+        beside = vars(self).get("beside")
+        if beside is not None and x.dim() == 3:
+            return beside.take(self, x)
         rows = x if x.dim() == 3 else x.reshape(1, -1, self.in_features)
         return linear(rows, self.weight, self.bias).view(*x.shape[:-1], self.out_features)
 
 
-def with_native_linear(model: M) -> M:
+class Beside:
+    """Layers of one module that usually are called with the same tensor, one after the other: the first call computes
+    all of them, in one operation."""
+
+    def __init__(self, layers: Sequence[NativeLinear]):
+        self._layers, self._x = [*layers], cast(torch.Tensor | None, None)
+        self._results: dict[int, torch.Tensor] = {}
+
+    def take(self, layer: NativeLinear, x: torch.Tensor) -> torch.Tensor:
+        if x is not self._x or id(layer) not in self._results:
+            found = linears(x, [own.weight for own in self._layers], [own.bias for own in self._layers])
+            self._x, self._results = x, {id(own): y for own, y in zip(self._layers, found, strict=True)}
+        y = self._results.pop(id(layer))
+        if not self._results:  # nothing is kept from step to step
+            self._x = None
+        return y
+
+
+def with_native_linear(model: M, together: bool = True) -> M:
     """Returns ``model`` with every float32 layer on a CPU that is an ``nn.Linear`` and no more as a
     :class:`NativeLinear`; ``model`` itself if there is none, or no native code.
 
     The model is not changed; see :func:`.copied_modules.with_modules`.
+
+    Args:
+        together: layers beside each other (``BESIDE``) are computed in one operation. Not in a compiled forward, which
+            would not see what is left for the next layer.
     """
-    return with_modules(model, _as_native) if has_native() else model
+    if not has_native():
+        return model
+    native = with_modules(model, _as_native)
+    for module in native.modules() if together else ():
+        for names in BESIDE:
+            found = [layer for name in names if type(layer := module._modules.get(name)) is NativeLinear]
+            if len(found) == len(names) and len({layer.in_features for layer in found}) == 1:
+                beside = Beside(found)
+                for layer in found:
+                    vars(layer)["beside"] = beside
+    return native
 
 
 @functools.cache
