@@ -39,8 +39,9 @@ def rivals(results: Results) -> str:
         rows.append((row["weights"], row["method"], spread(speed), times))
     head = ("weights", "", "tokens a second", "times llama.cpp's plain decoding")
     said = (
-        f"{r['target']}, {len(r['prompts'])} prompts of as many kinds, {r['new_tokens']} new tokens each, greedily and one "
-        f"at a time; medians and quartiles over prompts, the reading of the prompt included. {source(results, 'rivals')}"
+        f"{r['target']}, {len(r['prompts'])} prompts of as many kinds, {r['new_tokens']} new tokens each, greedily and "
+        "one at a time; medians and quartiles over prompts, the reading of the prompt included. "
+        f"{source(results, 'rivals')}"
     )
     return page(table(head, rows, mark(results, "rivals")), said)
 
