@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import report
 import torch
 import typer
-from measure import in_turns, ratios, summary
+from measure import ratios, summary
 from specdec import PromptLookupDrafter, SpeculativeDecoder, SuffixDrafter
 from specdec.evaluation.contenders import LOOKUP_DEFAULT
 from specdec.jobs.prompt_sets import prompt_set
@@ -116,9 +116,9 @@ def race(ways: dict[str, Decode], prompts: Sequence[list[int]], new: int, rounds
         decode(prompts[0], 4)
     for _ in range(rounds):
         for prompt in prompts:
-            for name in in_turns(list(ways), 1):
+            for name, decode in ways.items():
                 began = time.perf_counter()
-                written = ways[name](prompt, new)
+                written = decode(prompt, new)
                 speeds[name].append(written / (time.perf_counter() - began))
     return speeds
 

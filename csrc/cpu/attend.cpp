@@ -4,7 +4,6 @@
 #include "attend.h"
 
 #include <algorithm>
-#include <string_view>
 #include <vector>
 
 #include "../core/softmax.h"
@@ -56,7 +55,6 @@ SPECDEC_BODY void products(const float* const* q, const Stored* const* k, int64_
 }
 
 // The weights of the slots before their sum is 1; returns the factor that makes it so.
-template <int kWidth>
 SPECDEC_BODY float softmax(float* weights, int64_t length) {
   float most = weights[0], sums[16] = {};
   for (int64_t i = 1; i < length; ++i) most = weights[i] > most ? weights[i] : most;
@@ -162,7 +160,7 @@ SPECDEC_BODY void attend_together(const AttendParams& params, Query* queries, co
       products<kWidth, 1>(&query.q, keys, params.size, &scores);
       query.weights[query.length++] = scores[0] * params.scale;
     }
-    factors[j] = query.length > 0 ? softmax<kWidth>(query.weights, query.length) : 0.0f;
+    factors[j] = query.length > 0 ? softmax(query.weights, query.length) : 0.0f;
   }
   int64_t first = 0;
   for (; first + kVectors * kWidth <= params.value_size; first += kVectors * kWidth) {
@@ -229,27 +227,7 @@ SPECDEC_BODY void range(const AttendParams& params, int64_t begin, int64_t end) 
   by_number<kWidth, float>(params, begin, end);
 }
 
-using Range = void (*)(const AttendParams& params, int64_t begin, int64_t end);
-
-void baseline(const AttendParams& params, int64_t begin, int64_t end) { range<4>(params, begin, end); }
-#if defined(__x86_64__)
-__attribute__((target("avx2,fma"))) void avx2(const AttendParams& params, int64_t begin, int64_t end) {
-  range<8>(params, begin, end);
-}
-__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"))) void avx512(const AttendParams& params,
-                                                                                   int64_t begin, int64_t end) {
-  range<16>(params, begin, end);
-}
-#endif
-
-Range range_in_use() {
-#if defined(__x86_64__)
-  const std::string_view name = block_kernels().instruction_set;
-  if (name == "avx512") return avx512;
-  if (name == "avx2") return avx2;
-#endif
-  return baseline;
-}
+SPECDEC_BY_INSTRUCTION_SET(range, AttendParams)
 
 }  // namespace
 
@@ -257,9 +235,9 @@ void attend(const AttendParams& params) {
   if (params.rows * params.queries * params.heads == 0) return;
   const int64_t all = params.heads / params.key_heads * params.queries, many = together(params);
   const int64_t products = std::max<int64_t>(many * params.slots * (params.size + params.value_size), 1);
-  const Range range = range_in_use();
+  const auto run = range_in_use();
   parallel_for(params.rows * params.key_heads * ((all + many - 1) / many), (kGrainProducts + products - 1) / products,
-               [&](int64_t begin, int64_t end) { range(params, begin, end); });
+               [&](int64_t begin, int64_t end) { run(params, begin, end); });
 }
 
 }  // namespace specdec::cpu

@@ -14,7 +14,7 @@ namespace {
 
 template <int kWidth>
 struct Slice {
-  typedef float Vector __attribute__((vector_size(kWidth * sizeof(float))));
+  using Vector = typename Lanes<kWidth>::Vector;
   static constexpr int kVectors = kWidth == 16 ? 2 : 4;  // which fit into the registers, and their lines into the cache
   static constexpr int kColumns = kVectors * kWidth;
 };

@@ -7,10 +7,11 @@
 
 #include "lanes.h"
 #include "parallel.h"
-#include "recurrence.h"
 
 namespace specdec::cpu {
 namespace {
+
+constexpr int64_t kGrainNumbers = 16 * 1024;  // are worth a thread
 
 template <int kWidth>
 SPECDEC_BODY void norm_rows(const RmsNormParams& p, int64_t begin, int64_t end) {

@@ -1,9 +1,12 @@
-// Vectors of kWidth floats, one for each instruction set, and what several kernels do with them.
+// Vectors of kWidth floats, of one width for each instruction set, what several kernels do with them, and the choice of
+// a kernel.
 #pragma once
 
 #include <cstring>
+#include <string_view>
 #include <utility>
 
+#include "block.h"
 #include "load.h"
 
 namespace specdec::cpu {
@@ -58,5 +61,27 @@ SPECDEC_BODY void widen_some(const Stored* numbers, int64_t n, Vector* out) {
   std::memcpy(padded, numbers, n * sizeof(Stored));
   widen<kWidth>(padded, out);
 }
+
+// A kernel for each instruction set, by its number of float lanes: SPECDEC_BODY functions are compiled in that of their
+// caller.
+#if defined(__x86_64__)
+#define SPECDEC_BY_INSTRUCTION_SET(body, Params)                                                           \
+  void body##_baseline(const Params& params, int64_t begin, int64_t end) { body<4>(params, begin, end); }  \
+  __attribute__((target("avx2,fma"))) void body##_avx2(const Params& params, int64_t begin, int64_t end) { \
+    body<8>(params, begin, end);                                                                           \
+  }                                                                                                        \
+  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"))) void body##_avx512(               \
+      const Params& params, int64_t begin, int64_t end) {                                                  \
+    body<16>(params, begin, end);                                                                          \
+  }                                                                                                        \
+  auto body##_in_use() {                                                                                   \
+    const std::string_view name = block_kernels().instruction_set;                                         \
+    return name == "avx512" ? body##_avx512 : name == "avx2" ? body##_avx2 : body##_baseline;              \
+  }
+#else
+#define SPECDEC_BY_INSTRUCTION_SET(body, Params)                                                          \
+  void body##_baseline(const Params& params, int64_t begin, int64_t end) { body<4>(params, begin, end); } \
+  auto body##_in_use() { return body##_baseline; }
+#endif
 
 }  // namespace specdec::cpu

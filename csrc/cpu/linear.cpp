@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <string_view>
 #include <vector>
 
 #include "block.h"
@@ -167,27 +166,7 @@ SPECDEC_BODY void by_dtype(const LinearParams& params, int64_t begin, int64_t en
   range<kWidth, float>(params, begin, end);
 }
 
-using Range = void (*)(const LinearParams& params, int64_t begin, int64_t end);
-
-void baseline(const LinearParams& params, int64_t begin, int64_t end) { by_dtype<4>(params, begin, end); }
-#if defined(__x86_64__)
-__attribute__((target("avx2,fma"))) void avx2(const LinearParams& params, int64_t begin, int64_t end) {
-  by_dtype<8>(params, begin, end);
-}
-__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"))) void avx512(const LinearParams& params,
-                                                                                   int64_t begin, int64_t end) {
-  by_dtype<16>(params, begin, end);
-}
-#endif
-
-Range range_in_use() {
-#if defined(__x86_64__)
-  const std::string_view name = block_kernels().instruction_set;
-  if (name == "avx512") return avx512;
-  if (name == "avx2") return avx2;
-#endif
-  return baseline;
-}
+SPECDEC_BY_INSTRUCTION_SET(by_dtype, LinearParams)
 
 }  // namespace
 
@@ -196,11 +175,11 @@ void linear(const LinearParams* layers, int64_t count) {
   int64_t outputs = 0;
   for (int64_t i = 0; i < count; ++i) outputs += layers[i].outputs;
   const int64_t products = std::max<int64_t>(layers[0].rows * layers[0].inputs, 1);
-  const Range range = range_in_use();
+  const auto run = by_dtype_in_use();
   parallel_for(outputs, (kGrainProducts + products - 1) / products, [&](int64_t begin, int64_t end) {
     for (const LinearParams* layer = layers; layer != layers + count; ++layer) {
       const int64_t first = std::max<int64_t>(begin, 0), last = std::min(end, layer->outputs);
-      if (first < last) range(*layer, first, last);
+      if (first < last) run(*layer, first, last);
       begin -= layer->outputs, end -= layer->outputs;
     }
   });

@@ -3,12 +3,11 @@
 
 #include <algorithm>
 #include <cstring>
-#include <string_view>
 #include <vector>
 
 #include "../core/feed.h"
 #include "block.h"
-#include "load.h"
+#include "lanes.h"
 
 namespace specdec::cpu {
 
@@ -160,27 +159,5 @@ struct Ahead {
 };
 
 constexpr int64_t kGrainNumbers = 16 * 1024;  // of a state, times tokens, are worth a thread
-
-// A kernel for each instruction set, by its number of float lanes: SPECDEC_BODY functions are compiled in that of their
-// caller.
-#if defined(__x86_64__)
-#define SPECDEC_BY_INSTRUCTION_SET(body, Params)                                                                     \
-  void body##_baseline(const Params& params, int64_t begin, int64_t end) { body<4>(params, begin, end); }            \
-  __attribute__((target("avx2,fma"))) void body##_avx2(const Params& params, int64_t begin, int64_t end) {           \
-    body<8>(params, begin, end);                                                                                     \
-  }                                                                                                                  \
-  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"))) void body##_avx512(                         \
-      const Params& params, int64_t begin, int64_t end) {                                                            \
-    body<16>(params, begin, end);                                                                                    \
-  }                                                                                                                  \
-  auto body##_in_use() {                                                                                             \
-    const std::string_view name = block_kernels().instruction_set;                                                   \
-    return name == "avx512" ? body##_avx512 : name == "avx2" ? body##_avx2 : body##_baseline;                        \
-  }
-#else
-#define SPECDEC_BY_INSTRUCTION_SET(body, Params)                                                          \
-  void body##_baseline(const Params& params, int64_t begin, int64_t end) { body<4>(params, begin, end); } \
-  auto body##_in_use() { return body##_baseline; }
-#endif
 
 }  // namespace specdec::cpu

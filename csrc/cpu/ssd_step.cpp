@@ -2,7 +2,6 @@
 // it. With a decay for each number and heads of size 1 it is Mamba-1, otherwise Mamba-2. A line is what one number of x
 // is added to, [numbers]; all heads' lines follow each other, and a thread takes some of them, which stay in its
 // nearest cache, through all tokens: they do not depend on the others.
-#include <utility>
 
 #include "../core/softmax.h"
 #include "parallel.h"
@@ -13,29 +12,6 @@ namespace specdec::cpu {
 namespace {
 
 constexpr int kLines = 16;  // of a task
-
-template <int kWidth>
-struct Lanes {
-  typedef float Vector __attribute__((vector_size(kWidth * sizeof(float))));
-};
-
-// Of every 2 * half lanes the lower ones become the sums of both halves of x, the upper ones those of y.
-template <class Vector, int half, int... lane>
-SPECDEC_BODY void add_halves(Vector& x, const Vector& y, std::integer_sequence<int, lane...>) {
-  constexpr int kWidth = sizeof...(lane);
-  constexpr auto lower = [](int i) { return i - i % (2 * half) + i % half + (i & half ? kWidth : 0); };
-  x = __builtin_shufflevector(x, y, lower(lane)...) + __builtin_shufflevector(x, y, (lower(lane) + half)...);
-}
-
-// Adds up the lanes of 2 * half vectors; the sum of the i-th becomes lane i of the first. The order is one for all.
-template <int kWidth, int half = kWidth / 2>
-SPECDEC_BODY void sum_lanes(typename Lanes<kWidth>::Vector* x) {
-#pragma GCC unroll 8
-  for (int i = 0; i < half; ++i) {
-    add_halves<typename Lanes<kWidth>::Vector, half>(x[i], x[i + half], std::make_integer_sequence<int, kWidth>());
-  }
-  if constexpr (half > 1) sum_lanes<kWidth, half / 2>(x);
-}
 
 // Some lines of one group, and what their tokens have in common.
 struct Lines {
@@ -92,7 +68,7 @@ SPECDEC_BODY void take(const float* from, float* to, const Lines& lines, const T
   if constexpr (kReads) {
 #pragma GCC unroll 4
     for (int first = 0; first < kLines; first += kWidth) {
-      sum_lanes<kWidth>(read + first);
+      add_lanes<kWidth>(read + first);
       std::memcpy(sums + first, read + first, sizeof(read[0]));
     }
   }

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterator
-
 import pytest
 import torch
 
 from specdec_kernels import attend
 from specdec_kernels.attend_api import mask_of
-from specdec_kernels.backends import native
 from specdec_kernels.ops import handle
 
-assert native.missing() is None
-EXTENSION = importlib.import_module("specdec_kernels._C")
-SETS: list[str] = EXTENSION.instruction_sets()
 # Heads, heads of keys, numbers of keys and of values.
 SHAPES = (
     (1, 1, 64, 64),
@@ -26,13 +19,6 @@ SHAPES = (
     (4, 4, 80, 72),
     (6, 3, 96, 17),
 )
-
-
-@pytest.fixture(params=SETS)
-def instruction_set(request) -> Iterator[str]:
-    EXTENSION.use_instruction_set(request.param)
-    yield request.param
-    EXTENSION.use_instruction_set(SETS[-1])
 
 
 def numbers(*shape: int, seed: int) -> torch.Tensor:

@@ -3,28 +3,14 @@ weights."""
 
 from __future__ import annotations
 
-import importlib
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 import torch
 
 from specdec_kernels import linear, linears
-from specdec_kernels.backends import native
 from specdec_kernels.ops import handle
-
-assert native.missing() is None
-EXTENSION = importlib.import_module("specdec_kernels._C")
-SETS: list[str] = EXTENSION.instruction_sets()
-
-
-@pytest.fixture(params=SETS)
-def instruction_set(request) -> Iterator[str]:
-    EXTENSION.use_instruction_set(request.param)
-    yield request.param
-    EXTENSION.use_instruction_set(SETS[-1])
 
 
 def layer(inputs: int, outputs: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

@@ -36,6 +36,14 @@ def _copied(module: M, other: Callable[[nn.Module], nn.Module | None], done: dic
     return cast(M, done[id(module)])
 
 
+def reclass(module: nn.Module, *first: type, **members: object) -> None:
+    """Gives a module a class of its own, under the name of the one that it has: with ``first`` before it, and with
+    these members."""
+    own = type(module)
+    names = {"__module__": own.__module__, "__qualname__": own.__qualname__}
+    module.__class__ = type(own.__name__, (*first, own), {**members, **names})
+
+
 def with_globals(function: Any, other: Mapping[str, object]) -> FunctionType:
     """Returns the same code, which finds ``other`` under some of the names of its module."""
     found = FunctionType(

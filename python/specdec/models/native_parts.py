@@ -17,7 +17,7 @@ from torch import nn
 
 from specdec_kernels import rms_norm, rotate
 
-from .copied_modules import with_globals, with_modules
+from .copied_modules import reclass, with_globals, with_modules
 from .linear import has_native
 
 M = TypeVar("M", bound=nn.Module)
@@ -56,13 +56,12 @@ def _norm(module: nn.Module) -> nn.Module | None:
     weight = parameters.get("weight")
     if weight is not None and (weight.device.type, weight.dtype, weight.dim()) != ("cpu", torch.float32, 1):
         return None
-    own: Any = type(module)
-    offset = _offset_of(own, names[0], weight is not None)
+    kind: Any = type(module)
+    offset = _offset_of(kind, names[0], weight is not None)
     if offset is None:
         return None
     fast = copy.copy(module)
-    more = {"offset": offset, "epsilon_name": names[0], "__module__": own.__module__, "__qualname__": own.__qualname__}
-    fast.__class__ = type(own.__name__, (NativeRMSNorm, own), more)
+    reclass(fast, NativeRMSNorm, offset=offset, epsilon_name=names[0])
     return fast
 
 
@@ -97,10 +96,8 @@ def _with_rotation(module: nn.Module) -> nn.Module | None:
     function = forward.__globals__.get(ROTARY)
     if not _rotates(function):
         return None
-    fast, own = copy.copy(module), type(module)
-    more = {"forward": with_globals(forward, {ROTARY: _rotary(function)})}
-    names = {"__module__": own.__module__, "__qualname__": own.__qualname__}
-    fast.__class__ = type(own.__name__, (own,), more | names)
+    fast = copy.copy(module)
+    reclass(fast, forward=with_globals(forward, {ROTARY: _rotary(function)}))
     return fast
 
 

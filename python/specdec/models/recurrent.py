@@ -18,7 +18,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from .copied_modules import with_globals, with_modules
+from .copied_modules import reclass, with_globals, with_modules
 from .recurrent_layer import RecurrentLayer
 
 CONVOLUTION = "causal_conv1d_fn"
@@ -115,5 +115,5 @@ def _exchanged(module: nn.Module) -> nn.Module:
         return forward(self, *args, **kwargs)
 
     copied = copy.copy(module)
-    copied.__class__ = type(type(module).__name__, (type(module),), {"forward": over_its_layer})
+    reclass(copied, forward=over_its_layer)
     return copied

@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
+from .copied_modules import reclass
 from .free_memory import free_memory, size_text
 from .linear import NativeLinear, has_native, is_plain
 
@@ -72,11 +73,11 @@ def compute_in_float32(model: PreTrainedModel) -> PreTrainedModel:
         tensor.data = tensor.data.float()
     for module in list(model.modules()):
         if isinstance(module, PreTrainedModel):
-            _mix(module, _ComputesInFloat32)
+            reclass(module, _ComputesInFloat32)
     for module in linear:
         module.__class__ = NativeLinear
     for module in embeddings:
-        _mix(module, _StoredEmbedding)
+        reclass(module, _StoredEmbedding)
     return model
 
 
@@ -106,10 +107,3 @@ def _read_by(kind: type[nn.Module]) -> frozenset[str]:
         steps = [step.argval for step in dis.get_instructions(inspect.unwrap(function))]
         found.update(owner for owner, part in zip(steps, steps[1:], strict=False) if part == "weight")
     return frozenset(name for name in found if isinstance(name, str))
-
-
-def _mix(module: nn.Module, first: type) -> None:
-    """Puts ``first`` before the module's class, under that class's name."""
-    own = type(module)
-    names = {"__module__": own.__module__, "__qualname__": own.__qualname__}
-    module.__class__ = type(own.__name__, (first, own), names)
