@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,6 +19,7 @@ from .kv_layer import LayerSlot, Slot
 from .linear import with_native_linear
 from .native_parts import with_native_parts
 from .prefill import PrefillChunk
+from .recorded import RecordedForwards, is_recordable
 from .recurrent import recurrent_layers, with_recurrence
 from .stored_weights import stores_bfloat16
 from .tree import Tree
@@ -153,6 +155,7 @@ class CachedModel:
         self._attention = choose(model, "model" if compile and self.device.type != "cpu" else attention)
         self._compile = compile
         self._compiled: CompiledForward | None = None
+        self._recorded: weakref.WeakKeyDictionary[StaticKVCache, RecordedForwards] = weakref.WeakKeyDictionary()
         self._take_attention()
 
     @property
@@ -265,7 +268,28 @@ class CachedModel:
         """Feeds ``tokens`` [B, q] int64 and stores their keys and values. Returns logits [B, q, V]."""
         if self._compiled is not None:
             return self._run(self._compiled, tokens, cache, layout)
+        if self._records and not torch.is_grad_enabled():
+            return self._replayed(tokens, cache, layout)
         return self._run(self._steps if layout.mask is None else self._prompts, tokens, cache, layout).logits
+
+    def _replayed(self, tokens: torch.Tensor, cache: StaticKVCache, layout: Layout) -> torch.Tensor:
+        """Does the same by a recording of an earlier call."""
+        by_kind = isinstance(layout.mask, dict)
+        masks: dict = layout.mask if isinstance(layout.mask, dict) else {} if layout.mask is None else {"": layout.mask}
+        tree = layout.tree if self.recurrent else None  # others read its mask
+
+        def forward(*inputs: torch.Tensor) -> torch.Tensor:
+            tokens, positions, slots, cache.lengths, *others = inputs
+            given = dict(zip(masks, others, strict=False))
+            own = Layout(positions, slots, layout.visible, given if by_kind else given.get(""))
+            own = own if tree is None else own._replace(tree=tree._replace(parents=others[-1]))
+            return self._run(self._steps, tokens, cache, own).logits
+
+        inputs = [tokens, layout.positions, layout.slots, cache.lengths, *masks.values()]
+        if tree is not None and tree.parents is not None:
+            inputs.append(tree.parents)
+        key = *(x.shape for x in inputs), layout.visible, tree is None, torch.is_autocast_enabled("cpu")
+        return self._recorded.setdefault(cache, RecordedForwards()).run(key, forward, *inputs)
 
     def prefill(
         self, cache: StaticKVCache, sequences: Sequence[Sequence[int]], on_logits: OnLogits | None = None
@@ -353,6 +377,7 @@ class CachedModel:
             self._steps, self._compiled = compiled_copy(self.model, self.cache_dtype, copied)
         else:
             self._steps = copied()
+        self._records = self.device.type == "cpu" and not self._compile and is_recordable(self._steps)
         self._prompts = model if self._attention == "flex" else self._steps
 
     def _run(
