@@ -148,6 +148,45 @@ Tensor rotate_op(const Tensor& x, const Tensor& cos, const Tensor& sin) {
   return y;
 }
 
+std::tuple<Tensor, Tensor> rope_angles_op(const Tensor& positions, const Tensor& frequencies, double scale) {
+  STD_TORCH_CHECK(positions.dim() == 2 && frequencies.dim() == 1,
+                  "specdec_kernels: positions or frequencies has a wrong shape");
+  const int64_t rows = positions.size(0), tokens = positions.size(1), half = frequencies.size(0);
+  check_shape(positions, {rows, tokens}, ScalarType::Long, "positions");
+  check_shape(frequencies, {half}, ScalarType::Float, "frequencies");
+  const Tensor dense_positions = dense(positions), dense_frequencies = dense(frequencies);
+  Tensor cos = empty_on(frequencies, {rows, tokens, 2 * half}, ScalarType::Float);
+  Tensor sin = empty_on(frequencies, {rows, tokens, 2 * half}, ScalarType::Float);
+  angles({
+      .positions = dense_positions.const_data_ptr<int64_t>(),
+      .frequencies = static_cast<const float*>(dense_frequencies.const_data_ptr()),
+      .cos = static_cast<float*>(cos.mutable_data_ptr()),
+      .sin = static_cast<float*>(sin.mutable_data_ptr()),
+      .tokens = rows * tokens,
+      .half = half,
+      .scale = static_cast<float>(scale),
+  });
+  return {cos, sin};
+}
+
+Tensor gated_op(const Tensor& gate, const Tensor& up, bool gelu) {
+  STD_TORCH_CHECK(gate.dim() == 3 && up.dim() == 3, "specdec_kernels: gate or up has a wrong shape");
+  const int64_t rows = gate.size(0), tokens = gate.size(1), size = gate.size(2);
+  check_shape(gate, {rows, tokens, size}, ScalarType::Float, "gate");
+  check_shape(up, {rows, tokens, size}, ScalarType::Float, "up");
+  const Tensor dense_gate = dense(gate), dense_up = dense(up);
+  Tensor y = empty_on(gate, {rows, tokens, size}, ScalarType::Float);
+  gated({
+      .gate = static_cast<const float*>(dense_gate.const_data_ptr()),
+      .up = static_cast<const float*>(dense_up.const_data_ptr()),
+      .y = static_cast<float*>(y.mutable_data_ptr()),
+      .rows = rows * tokens,
+      .size = size,
+      .activation = gelu ? Activation::kGeluTanh : Activation::kSilu,
+  });
+  return y;
+}
+
 }  // namespace
 
 void parallel_for_erased(int64_t tasks, int64_t grain, void (*run)(const void* function, int64_t begin, int64_t end),
@@ -165,6 +204,8 @@ STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
   m.impl("linear", TORCH_BOX(&linear_op));
   m.impl("rms_norm", TORCH_BOX(&rms_norm_op));
   m.impl("rotate", TORCH_BOX(&rotate_op));
+  m.impl("rope_angles", TORCH_BOX(&rope_angles_op));
+  m.impl("gated", TORCH_BOX(&gated_op));
   m.impl("attend", TORCH_BOX(&attend_op));
   m.impl("conv_window", TORCH_BOX(&specdec::conv_window<run_conv_window>));
   m.impl("delta_step", TORCH_BOX(&specdec::delta_step<run_delta_step>));

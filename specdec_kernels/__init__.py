@@ -4,7 +4,7 @@ own. Knows nothing of models."""
 from .api import check_drafts, draft_step, speculative_step
 from .attend_api import attend
 from .build import build_info
-from .elementwise_api import rms_norm, rotate
+from .elementwise_api import gated, rms_norm, rope_angles, rotate
 from .linear_api import linear, linears
 from .ops import SamplingTensors
 from .recurrent_api import DeltaState, Feed, SsdState, conv_window, delta_step, ssd_step
@@ -44,9 +44,11 @@ __all__ = [
     "delta_step",
     "draft_children",
     "draft_step",
+    "gated",
     "linear",
     "linears",
     "rms_norm",
+    "rope_angles",
     "rotate",
     "speculative_step",
     "ssd_step",

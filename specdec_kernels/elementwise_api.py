@@ -3,6 +3,8 @@ last bit, on how many others there are."""
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 
 from .backends import operation
@@ -42,3 +44,41 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
         RuntimeError: as of :func:`rms_norm`.
     """
     return operation("rotate", Backend.CPU, x.device.type)(x, cos, sin)
+
+
+def rope_angles(
+    positions: torch.Tensor, frequencies: torch.Tensor, *, scale: float = 1.0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns what :func:`rotate` takes: cos and sin of ``position * frequency``, a product of float32, times
+    ``scale`` (YaRN's factor of attention, arXiv 2309.00071, section 3.4), twice beside each other.
+
+    Args:
+        positions: [n, T] int64 on a CPU.
+        frequencies: [D / 2] float32.
+
+    Returns:
+        [n, T, D] float32 each.
+
+    Raises:
+        RuntimeError: as of :func:`rms_norm`.
+    """
+    return operation("rope_angles", Backend.CPU, positions.device.type)(positions, frequencies, scale)
+
+
+def gated(gate: torch.Tensor, up: torch.Tensor, activation: Literal["silu", "gelu_tanh"]) -> torch.Tensor:
+    """Returns ``activation(gate) * up``, of a gated layer (Shazeer, arXiv 2002.05202, section 2).
+
+    Args:
+        gate, up: [n, T, size] float32 on a CPU.
+        activation: x / (1 + exp(-x)), or GELU by its formula with tanh (arXiv 1606.08415, section 2).
+
+    Returns:
+        As ``gate``.
+
+    Raises:
+        ValueError: names ``activation``.
+        RuntimeError: as of :func:`rms_norm`.
+    """
+    if activation not in ("silu", "gelu_tanh"):
+        raise ValueError(f"activation: got {activation!r}, allowed: 'silu', 'gelu_tanh'")
+    return operation("gated", Backend.CPU, gate.device.type)(gate, up, activation == "gelu_tanh")

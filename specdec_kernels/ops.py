@@ -182,6 +182,25 @@ torch.library.register_fake(
     lambda x, cos, sin: torch.empty_like(x, memory_format=torch.contiguous_format),
     lib=_library,
 )
+# positions [n, T] int64, frequencies [D / 2].
+_library.define(
+    "rope_angles(Tensor positions, Tensor frequencies, float scale) -> (Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+torch.library.register_fake(
+    f"{NAMESPACE}::rope_angles",
+    lambda positions, frequencies, scale: tuple(
+        frequencies.new_empty((*positions.shape, 2 * frequencies.shape[0])) for _ in range(2)
+    ),
+    lib=_library,
+)
+# gate and up [n, T, size].
+_library.define("gated(Tensor gate, Tensor up, bool gelu) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+torch.library.register_fake(
+    f"{NAMESPACE}::gated",
+    lambda gate, up, gelu: torch.empty_like(gate, memory_format=torch.contiguous_format),
+    lib=_library,
+)
 
 
 def implement(name: str, function: Callable) -> None:

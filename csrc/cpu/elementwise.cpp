@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "../core/softmax.h"
 #include "lanes.h"
 #include "parallel.h"
 
@@ -12,6 +13,7 @@ namespace specdec::cpu {
 namespace {
 
 constexpr int64_t kGrainNumbers = 16 * 1024;  // are worth a thread
+constexpr int64_t kGrainAngles = 512;         // likewise
 
 template <int kWidth>
 SPECDEC_BODY void norm_rows(const RmsNormParams& p, int64_t begin, int64_t end) {
@@ -50,8 +52,31 @@ SPECDEC_BODY void rotate_rows(const RotateParams& p, int64_t begin, int64_t end)
   }
 }
 
+// x / (1 + exp(-z)); exp2_fast is for exponents up to 0.
+SPECDEC_BODY float sigmoid_times(float z, float x) {
+  const float power = exp2_fast(-kLog2e * std::fabs(z));
+  return x * ((z < 0.0f ? power : 1.0f) / (1.0f + power));
+}
+
+template <int kWidth>
+SPECDEC_BODY void gated_rows(const GatedParams& p, int64_t begin, int64_t end) {
+  constexpr float kTwice = 1.5957691216f, kCubed = 0.044715f;  // 2 sqrt(2 / pi)
+  for (int64_t row = begin; row < end; ++row) {
+    const float *gate = p.gate + row * p.size, *up = p.up + row * p.size;
+    float* y = p.y + row * p.size;
+    if (p.activation == Activation::kSilu) {
+      for (int64_t i = 0; i < p.size; ++i) y[i] = sigmoid_times(gate[i], gate[i]) * up[i];
+    } else {  // (1 + tanh(z)) / 2 = 1 / (1 + exp(-2 z))
+      for (int64_t i = 0; i < p.size; ++i) {
+        y[i] = sigmoid_times(kTwice * gate[i] * (1.0f + kCubed * gate[i] * gate[i]), gate[i]) * up[i];
+      }
+    }
+  }
+}
+
 SPECDEC_BY_INSTRUCTION_SET(norm_rows, RmsNormParams)
 SPECDEC_BY_INSTRUCTION_SET(rotate_rows, RotateParams)
+SPECDEC_BY_INSTRUCTION_SET(gated_rows, GatedParams)
 
 }  // namespace
 
@@ -64,6 +89,25 @@ void rms_norm(const RmsNormParams& params) {
 void rotate(const RotateParams& params) {
   const auto run = rotate_rows_in_use();
   parallel_for(params.rows * params.heads * params.queries, kGrainNumbers / std::max<int64_t>(params.size, 1) + 1,
+               [&](int64_t begin, int64_t end) { run(params, begin, end); });
+}
+
+void angles(const AnglesParams& params) {
+  parallel_for(params.tokens, kGrainAngles / std::max<int64_t>(params.half, 1) + 1, [&](int64_t begin, int64_t end) {
+    for (int64_t token = begin; token < end; ++token) {
+      float *cos = params.cos + token * 2 * params.half, *sin = params.sin + token * 2 * params.half;
+      for (int64_t i = 0; i < params.half; ++i) {
+        const double angle = static_cast<float>(params.positions[token]) * params.frequencies[i];
+        cos[i] = cos[i + params.half] = static_cast<float>(std::cos(angle)) * params.scale;
+        sin[i] = sin[i + params.half] = static_cast<float>(std::sin(angle)) * params.scale;
+      }
+    }
+  });
+}
+
+void gated(const GatedParams& params) {
+  const auto run = gated_rows_in_use();
+  parallel_for(params.rows, kGrainNumbers / std::max<int64_t>(params.size, 1) + 1,
                [&](int64_t begin, int64_t end) { run(params, begin, end); });
 }
 

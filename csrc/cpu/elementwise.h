@@ -24,7 +24,28 @@ struct RotateParams {
   int64_t angle_stride;  // of rows: 0 if all have the same angles
 };
 
+// cos and sin of position * frequency, times `scale`, twice beside each other: what RotateParams takes.
+struct AnglesParams {
+  const int64_t* positions;  // [tokens]
+  const float* frequencies;  // [half]
+  float *cos, *sin;          // [tokens, 2 half]
+  int64_t tokens, half;
+  float scale;
+};
+
+enum class Activation { kSilu, kGeluTanh };
+
+// y = activation(gate) * up.
+struct GatedParams {
+  const float *gate, *up;  // [rows, size]
+  float* y;                // [rows, size]
+  int64_t rows, size;
+  Activation activation;
+};
+
 void rms_norm(const RmsNormParams& params);
 void rotate(const RotateParams& params);
+void angles(const AnglesParams& params);
+void gated(const GatedParams& params);
 
 }  // namespace specdec::cpu

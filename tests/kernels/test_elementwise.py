@@ -1,11 +1,12 @@
-"""RMSNorm and rotary embeddings on a CPU: the formulas in float64, and bits that depend on nothing else."""
+"""What stands between the products of a layer on a CPU: formulas in float64, and bits that depend on nothing else."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn import functional as F
 
-from specdec_kernels import rms_norm, rotate
+from specdec_kernels import gated, rms_norm, rope_angles, rotate
 from specdec_kernels.ops import handle
 
 
@@ -39,6 +40,36 @@ def test_rotate(instruction_set, size):
     assert torch.equal(rotate(strided, cos, sin), rotate(x, cos, sin))
 
 
+@pytest.mark.parametrize("half", [1, 4, 15, 64])
+def test_rope_angles(half):
+    positions, frequencies = torch.tensor([[0, 1, 17], [3, 2047, 131071]]), 10000.0 ** -(torch.arange(half) / half)
+    cos, sin = rope_angles(positions, frequencies, scale=1.25)
+    angles = (positions[..., None].float() * frequencies).double()
+    for found, function in ((cos, torch.cos), (sin, torch.sin)):
+        exact = 1.25 * function(torch.cat((angles, angles), -1))
+        assert found.shape == (2, 3, 2 * half) and (found - exact).abs().max() < 2e-7
+    assert torch.equal(rope_angles(positions[1:, 2:], frequencies, scale=1.25)[0][0, 0], cos[1, 2])
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("size", [1, 7, 64, 1027])
+def test_gated(instruction_set, size, activation):
+    gate, up = numbers(2, 3, size) * torch.logspace(-3, 3, size), numbers(2, 3, size, seed=1)
+    y, wide = gated(gate, up, activation), gate.double()
+    functions = {"silu": F.silu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh")}
+    exact = functions[activation](wide) * up
+    assert not ((y - exact).abs() > 1e-6 * (exact.abs() + gate.abs().clamp(max=1) * up.abs())).any()
+    assert torch.equal(gated(gate[1:, 2:], up[1:, 2:], activation)[0, 0], y[1, 2])
+    assert gated(torch.tensor([[[-(2.0**40), 2.0**40]]]), torch.ones(1, 1, 2), activation).tolist() == [
+        [[0.0, 2.0**40]]
+    ]
+
+
+def test_other_activations_are_refused():
+    with pytest.raises(ValueError, match="activation: got 'relu', allowed: 'silu', 'gelu_tanh'"):
+        gated(numbers(1, 1, 2), numbers(1, 1, 2), "relu")
+
+
 def test_a_fault_stays_in_its_row(instruction_set):
     x = numbers(4, 64)
     x[1, 3] = float("nan")
@@ -55,6 +86,10 @@ def test_a_fault_stays_in_its_row(instruction_set):
         (lambda: rotate(numbers(2, 2, 3, 4), numbers(3, 3, 4), numbers(3, 3, 4)), "other rows than x"),
         (lambda: rotate(numbers(2, 2, 3, 4), numbers(2, 3, 4), numbers(2, 3, 2)), "sin has a wrong shape"),
         (lambda: rotate(numbers(2, 2, 4), numbers(2, 2, 4), numbers(2, 2, 4)), "x or cos has a wrong shape"),
+        (lambda: rope_angles(numbers(1, 2), numbers(2)), "positions has a wrong"),
+        (lambda: rope_angles(torch.tensor([1]), numbers(2)), "positions or frequencies has a wrong shape"),
+        (lambda: gated(numbers(1, 2, 3), numbers(1, 2, 4), "silu"), "up has a wrong shape"),
+        (lambda: gated(numbers(2, 3), numbers(2, 3), "silu"), "gate or up has a wrong shape"),
     ],
 )
 def test_wrong_tensors_are_refused(call, told):
@@ -64,6 +99,8 @@ def test_wrong_tensors_are_refused(call, told):
 
 def test_nothing_to_compute():
     assert rms_norm(numbers(0, 8), numbers(8), 1e-5).shape == (0, 8)
+    assert gated(numbers(2, 0, 4), numbers(2, 0, 4), "silu").shape == (2, 0, 4)
+    assert rope_angles(torch.zeros(2, 0, dtype=torch.int64), numbers(3))[0].shape == (2, 0, 6)
     assert rotate(numbers(2, 3, 0, 4), numbers(2, 0, 4), numbers(2, 0, 4)).shape == (2, 3, 0, 4)
 
 
@@ -71,3 +108,5 @@ def test_their_schemas():
     checks = ("test_schema", "test_faketensor")
     torch.library.opcheck(handle("rms_norm"), (numbers(2, 3, 8), numbers(8), 1e-5, 1.0), test_utils=checks)
     torch.library.opcheck(handle("rotate"), (numbers(2, 3, 4, 8), *[numbers(2, 4, 8)] * 2), test_utils=checks)
+    torch.library.opcheck(handle("rope_angles"), (torch.tensor([[3, 4]]), numbers(4), 1.0), test_utils=checks)
+    torch.library.opcheck(handle("gated"), (*[numbers(2, 3, 8)] * 2, False), test_utils=checks)

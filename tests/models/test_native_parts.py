@@ -1,4 +1,5 @@
-"""Which norms and rotary embeddings of a model become our own. A release of transformers that loses one fails here."""
+"""Which norms, rotary embeddings and gated layers of a model become our own. A release of transformers that loses one
+fails here."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import copy
 import pytest
 import torch
 from specdec.models.cached_model import CachedModel
-from specdec.models.native_parts import NativeRMSNorm, with_native_parts
+from specdec.models.native_parts import NativeAngles, NativeGated, NativeRMSNorm, with_native_parts
 from support.feeding import feed
 from support.model_types import CASES, model_of
 from support.models import prompts, tiny_model
@@ -22,6 +23,18 @@ OTHER_ROTATION = {
     "bloom", "cohere", "cohere2", "glm", "glm4", "gpt2", "gpt_bigcode", "gpt_oss", "gptj", "jamba", "kimi_linear",
     "mamba2", "mpt", "nemotron_h", "opt",
 }  # fmt: skip
+OTHER_ANGLES = {
+    "bloom", "gpt2", "gpt_bigcode", "gptj", "granitemoehybrid", "jamba", "kimi_linear", "mamba2", "mpt", "nemotron_h",
+    "opt", "zamba2",
+}  # fmt: skip
+GATED = {
+    **dict.fromkeys((
+        "bamba", "cohere", "cohere2", "glm4_moe", "granite", "jamba", "kimi_linear", "llama",
+        "llama, tied", "ministral", "mistral", "olmo", "olmo2", "olmo3", "olmo_hybrid", "qwen2", "qwen2_moe", "qwen3",
+        "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "smollm3", "stablelm",
+    ), "silu"),
+    **dict.fromkeys(("gemma, one key head", "gemma2", "gemma3", "gemma3_text"), "gelu_tanh"),
+}  # fmt: skip
 
 
 def changed(model: nn.Module, fast: nn.Module) -> set[str]:
@@ -31,6 +44,10 @@ def changed(model: nn.Module, fast: nn.Module) -> set[str]:
         assert name == its
         if isinstance(other, NativeRMSNorm):
             kinds.add("norm")
+        elif isinstance(other, NativeAngles):
+            kinds.add("angles")
+        elif isinstance(other, NativeGated):
+            kinds.add(other.activation)
         elif type(other) is not type(own):
             kinds.add("rotation")
     return kinds
@@ -41,9 +58,8 @@ def test_what_is_recognised(case):
     model = model_of(case)
     before = {name: type(m) for name, m in model.named_modules()}
     found = changed(model, with_native_parts(model))
-    assert found == {"norm"} - ({"norm"} if case in OTHER_NORMS else set()) | (
-        {"rotation"} - ({"rotation"} if case in OTHER_ROTATION else set())
-    )
+    lacks = {"norm": OTHER_NORMS, "rotation": OTHER_ROTATION, "angles": OTHER_ANGLES}
+    assert found == {kind for kind, others in lacks.items() if case not in others} | {GATED.get(case)} - {None}
     assert {name: type(m) for name, m in model.named_modules()} == before
 
 
@@ -74,7 +90,7 @@ def test_others_stay():
     model = nn.Sequential(Centred(), nn.LayerNorm(8), nn.RMSNorm(8), nn.Linear(8, 8))
     assert with_native_parts(model) is model
     model = copy.deepcopy(tiny_model()).bfloat16()
-    assert changed(model, with_native_parts(model)) <= {"rotation"}
+    assert changed(model, with_native_parts(model)) <= {"rotation", "angles", "silu"}
 
 
 def test_gradients_and_other_dtypes_are_the_modules():

@@ -1,4 +1,4 @@
-"""Norms and rotary embeddings of a model on a CPU, by operations of our own (csrc/cpu/elementwise.cpp).
+"""Norms, rotary embeddings and gated layers of a model on a CPU, by operations of our own (csrc/cpu/elementwise.cpp).
 
 What a module or a function computes is found by trying it: one that gives what our operation gives, for numbers of many
 sizes, is exchanged, whatever its code is.
@@ -9,13 +9,13 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import nn
 
-from specdec_kernels import rms_norm, rotate
+from specdec_kernels import gated, rms_norm, rope_angles, rotate
 
 from .copied_modules import reclass, with_globals, with_modules
 from .linear import has_native
@@ -40,12 +40,13 @@ class NativeRMSNorm:
 
 
 def with_native_parts(model: M) -> M:
-    """Returns ``model`` with the norms and rotary embeddings that are recognised; ``model`` itself if there is none, or
-    no native code. The model is not changed; see :func:`.copied_modules.with_modules`."""
+    """Returns ``model`` with the norms, rotary embeddings and gated layers that are recognised; ``model`` itself if
+    there is none, or no native code. The model is not changed; see :func:`.copied_modules.with_modules`."""
     if not has_native():
         return model
-    rotated = with_modules(model, _with_rotation)
-    return with_modules(rotated, _norm)
+    for exchanged in (_with_rotation, _norm, _angles, _gated):
+        model = with_modules(model, exchanged)
+    return model
 
 
 def _norm(module: nn.Module) -> nn.Module | None:
@@ -127,3 +128,94 @@ def _rotates(function: Any) -> bool:
         return False
     own = rotate(q, cos, sin), rotate(k, cos, sin)
     return len(found) == 2 and all(torch.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(found, own, strict=True))
+
+
+class NativeAngles:
+    """Of a module that computes the cos and sin of rotary embeddings."""
+
+    def forward(self: Any, x: torch.Tensor, position_ids: torch.Tensor, layer_type: str | None = None):
+        kind = "" if layer_type is None else f"{layer_type}_"
+        if x.dtype != torch.float32 or position_ids.dim() != 2 or torch.is_grad_enabled():
+            return super().forward(x, position_ids, *([] if layer_type is None else [layer_type]))  # type: ignore[misc]
+        scale = getattr(self, f"{kind}attention_scaling")
+        return rope_angles(position_ids, getattr(self, f"{kind}inv_freq"), scale=scale)
+
+
+def _angles(module: nn.Module) -> nn.Module | None:
+    parameters = [*inspect.signature(module.forward).parameters]
+    if (
+        parameters[:2] != ["x", "position_ids"]
+        or parameters[2:] not in ([], ["layer_type"])
+        or "forward" in vars(module)
+    ):
+        return None
+    buffers = {name: b for name, b in module._buffers.items() if b is not None and name.endswith("inv_freq")}
+    kinds = [name.removesuffix("inv_freq") for name in buffers if not name.endswith("original_inv_freq")]
+    fast = copy.copy(module)
+    reclass(fast, NativeAngles)
+    if not kinds or not all(_computes_angles(module, fast, kind, parameters[2:]) for kind in kinds):
+        return None
+    return fast
+
+
+def _computes_angles(module: nn.Module, fast: nn.Module, kind: str, more: Sequence[str]) -> bool:
+    """Whether cos and sin depend on the tokens' own positions alone, as ours do. (Frequencies may depend on how long
+    the text is.)"""
+    of_kind = getattr(module, "rope_type", None)
+    types = of_kind if isinstance(of_kind, dict) else {"": of_kind}
+    if not {*types.values()}.isdisjoint(("dynamic", "longrope")) or getattr(module, f"{kind}inv_freq").dim() != 1:
+        return False
+    x, positions = torch.zeros(1, 1, 1), torch.tensor([[0, 1, 7, 100, 2047]])
+    given = [kind.removesuffix("_")] if more else []
+    try:
+        found, own = (part.forward(x, positions, *given) for part in (module, fast))
+    except Exception:  # others compute something else
+        return False
+    return all(
+        a.shape == b.shape and torch.allclose(a, b, rtol=1e-5, atol=1e-5) for a, b in zip(found, own, strict=True)
+    )
+
+
+class NativeGated:
+    """Of a module that computes ``down_proj(activation(gate_proj(x)) * up_proj(x))``."""
+
+    activation: Literal["silu", "gelu_tanh"]
+
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        if x.dtype != torch.float32 or x.dim() != 3 or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+            return super().forward(x)  # type: ignore[misc]
+        return self.down_proj(gated(self.gate_proj(x), self.up_proj(x), self.activation))
+
+
+def _gated(module: nn.Module) -> nn.Module | None:
+    if not {"gate_proj", "up_proj", "down_proj", "act_fn"} == {*module._modules} or "forward" in vars(module):
+        return None
+    activation = _activation_of(cast(Any, type(module)), cast(Any, type(module._modules["act_fn"])))
+    if activation is None:
+        return None
+    fast = copy.copy(module)
+    reclass(fast, NativeGated, activation=activation)
+    return fast
+
+
+@functools.cache
+def _activation_of(kind: Any, act_fn: Any) -> str | None:
+    """Returns the activation of a class of gated layers; None: it computes something else."""
+    if [*inspect.signature(kind.forward).parameters][2:]:
+        return None
+    tried = kind.__new__(kind)
+    nn.Module.__init__(tried)
+    with torch.random.fork_rng(devices=[]), torch.inference_mode():
+        torch.manual_seed(0)
+        gate, up, down = nn.Linear(_SIZE, 32), nn.Linear(_SIZE, 32), nn.Linear(32, _SIZE)
+        x = 3 * torch.randn(1, 8, _SIZE)
+        try:
+            tried.gate_proj, tried.up_proj, tried.down_proj, tried.act_fn = gate, up, down, act_fn()
+            found = tried(x)
+        except Exception:  # other classes need what this one was not given
+            return None
+        for activation in ("silu", "gelu_tanh"):
+            own = down(gated(gate(x), up(x), activation))
+            if found.shape == own.shape and torch.allclose(found, own, rtol=1e-5, atol=1e-5):
+                return activation
+    return None

@@ -176,7 +176,7 @@ def _replay(calls: Sequence[_Call], inputs: Sequence[torch.Tensor], result: torc
             else:
                 names[id(x)], count = f"v{count}", count + 1
         if made:
-            targets = [names[id(x)] if isinstance(x, torch.Tensor) else "_" for x in _parts(call.result)]
+            targets = [names.get(id(x), "_") for x in _parts(call.result)]
             line = f"{targets[0] if isinstance(call.result, torch.Tensor) else ', '.join(targets) + ','} = {line}"
         lines.append(f" {line}")
     lines.append(f" return {written(result)}")
