@@ -24,8 +24,8 @@ OTHER_ROTATION = {
     "mamba2", "mpt", "nemotron_h", "opt",
 }  # fmt: skip
 OTHER_ANGLES = {
-    "bloom", "gpt2", "gpt_bigcode", "gptj", "granitemoehybrid", "jamba", "kimi_linear", "mamba2", "mpt", "nemotron_h",
-    "opt", "zamba2",
+    "bloom", "cohere", "cohere2", "gpt2", "gpt_bigcode", "gpt_oss", "gptj", "granitemoehybrid", "jamba", "kimi_linear",
+    "mamba2", "mpt", "nemotron_h", "opt", "zamba2",
 }  # fmt: skip
 GATED = {
     **dict.fromkeys((

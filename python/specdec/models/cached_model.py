@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-import weakref
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -155,7 +155,7 @@ class CachedModel:
         self._attention = choose(model, "model" if compile and self.device.type != "cpu" else attention)
         self._compile = compile
         self._compiled: CompiledForward | None = None
-        self._recorded: weakref.WeakKeyDictionary[StaticKVCache, RecordedForwards] = weakref.WeakKeyDictionary()
+        self._inside: list[object] = []
         self._take_attention()
 
     @property
@@ -288,8 +288,10 @@ class CachedModel:
         inputs = [tokens, layout.positions, layout.slots, cache.lengths, *masks.values()]
         if tree is not None and tree.parents is not None:
             inputs.append(tree.parents)
-        key = *(x.shape for x in inputs), layout.visible, tree is None, torch.is_autocast_enabled("cpu")
-        return self._recorded.setdefault(cache, RecordedForwards()).run(key, forward, *inputs)
+        # What sees slots by their numbers, and has no state, does not depend on how many there are.
+        slots = () if self._attention == "native" and not self.recurrent else (layout.visible, cache.capacity)
+        key = *(x.shape for x in inputs), *slots, tree is None, torch.is_autocast_enabled("cpu"), cache.kind
+        return self._recorded.run(key, cache, forward, *inputs)
 
     def prefill(
         self, cache: StaticKVCache, sequences: Sequence[Sequence[int]], on_logits: OnLogits | None = None
@@ -366,18 +368,22 @@ class CachedModel:
         return self._run(module, tokens, cache, layout, first_row, keep=True)
 
     def _take_attention(self) -> None:
-        """Replaces the attention, and linear and recurrent layers, in a copy of the model. Repeated for every cache,
+        """Replaces the attention, and linear and recurrent layers, in a copy of the model. Looked at for every cache,
         because an adapter that was added in between has put other modules into the model."""
         model = with_recurrence(self.model) if self.recurrent else self.model
 
         def copied() -> PreTrainedModel:
             return with_native_parts(with_native_linear(with_attention(model, self._attention), not self._compile))
 
+        modules = list(self.model.modules())
+        weights = [*self.model.parameters(), *self.model.buffers()]
+        inside = [*modules, *weights, *(module.training for module in modules), *(x.dtype for x in weights)]
         if self._compile:
             self._steps, self._compiled = compiled_copy(self.model, self.cache_dtype, copied)
-        else:
-            self._steps = copied()
-        self._records = self.device.type == "cpu" and not self._compile and is_recordable(self._steps)
+        elif len(inside) != len(self._inside) or not all(map(operator.is_, inside, self._inside)):
+            self._inside, self._steps, self._recorded = inside, copied(), RecordedForwards(weights)
+        on_cpu = self.device.type == "cpu" and self._attention != "flex"
+        self._records = on_cpu and not self._compile and is_recordable(self._steps)
         self._prompts = model if self._attention == "flex" else self._steps
 
     def _run(

@@ -76,6 +76,10 @@ class FeatureStore:
 
         return call
 
+    def tensors(self) -> list[torch.Tensor]:
+        """Returns all that it owns."""
+        return [self.features, self.tokens, self._first_slot]
+
     def move(self, old: torch.Tensor, new: torch.Tensor) -> None:
         """Moves what is kept of the tokens in the slots ``old`` [m, n] int64 of the first m rows to the slots ``new``.
         All are read before any is written."""

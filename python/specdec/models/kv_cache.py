@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -208,6 +208,21 @@ class StaticKVCache(Cache):
     def storage(self) -> list[torch.Tensor]:
         """Returns all keys and values, [B, H_kv, S, D] each."""
         return [states for layer in self.layers if layer.is_initialized for states in (layer.keys, layer.values)]
+
+    @property
+    def kind(self) -> tuple[Hashable, ...]:
+        """What is the same in two caches of a model whose tensors differ in nothing but the number of slots."""
+        w, features = self._writer, self.features
+        kept = None if features is None else (features.states, features.combine)
+        return w.batch_size, w.window, w.append_new, w.as_stored, w.dtype, kept
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Returns all tensors of the cache that forwards read or write."""
+        found = [self._committed, *self.storage()]
+        found += [self._writer.first_row(states.shape[1]) for states in self.storage()]
+        for layer in self.recurrent:
+            found += [part for part in (layer.inputs, *(layer.state or ())) if part is not None]
+        return found if self.features is None else found + self.features.tensors()
 
     def _windows(self) -> list[torch.Tensor]:
         return [window for layer in self.recurrent for window in layer.windows()]

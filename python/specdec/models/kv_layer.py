@@ -68,10 +68,14 @@ class Writer:
     def flat(self, slots: torch.Tensor, num_heads: int, rows: slice = slice(None)) -> torch.Tensor:
         """Returns [n * num_heads * q] int64, in the order of keys [n, num_heads, q, D]: where ``slots`` [n, q] of the n
         ``rows`` are in the storage viewed as [B * num_heads * capacity, D]."""
+        return (self.first_row(num_heads)[rows] + slots[:, None]).reshape(-1)
+
+    def first_row(self, num_heads: int) -> torch.Tensor:
+        """Returns [B, num_heads, 1] int64: the flat row of each head's first slot. It is always the same tensor."""
         if num_heads not in self._first_row:
             first = torch.arange(self.batch_size * num_heads, device=self.device) * self.capacity
             self._first_row[num_heads] = first.view(self.batch_size, num_heads, 1)
-        return (self._first_row[num_heads][rows] + slots[:, None]).reshape(-1)
+        return self._first_row[num_heads]
 
 
 class KVLayer(CacheLayerMixin):
@@ -111,7 +115,7 @@ class KVLayer(CacheLayerMixin):
         w, size, computed = self._writer, states.shape[3], states.dtype
         if w.dtype is not None:
             states = states.to(w.dtype)
-        visible = storage[w.rows, :, : w.visible]
+        visible = storage[w.rows] if w.as_stored else storage[w.rows, :, : w.visible]
         if w.append_new:
             visible = torch.cat((visible, states), 2)
         # One copy of flat rows was measured to be three times faster than keys[rows, :, slots] = ...

@@ -168,7 +168,8 @@ def _computes_angles(module: nn.Module, fast: nn.Module, kind: str, more: Sequen
     x, positions = torch.zeros(1, 1, 1), torch.tensor([[0, 1, 7, 100, 2047]])
     given = [kind.removesuffix("_")] if more else []
     try:
-        found, own = (part.forward(x, positions, *given) for part in (module, fast))
+        with torch.no_grad():
+            found, own = (part.forward(x, positions, *given) for part in (module, fast))
     except Exception:  # others compute something else
         return False
     return all(

@@ -8,9 +8,10 @@ with graphs, all that is not an input, weights and caches among it, is used as t
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from types import CodeType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -18,43 +19,71 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 Forward = Callable[..., torch.Tensor]
+Bind = Callable[..., Forward]  # takes a cache's tensors
 # By these, Python learns numbers, and may then call other operations for other numbers.
 _READS = (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__)
 
 
+class Cache(Protocol):
+    def tensors(self) -> list[torch.Tensor]:
+        """Returns all that it owns, in the same order as any cache of the same shape."""
+
+
 class RecordedForwards:
-    """The forwards over one cache, by a key of all that a recording fixes. The first one with a key just runs, as does
-    each that cannot be recorded, because what it calls depends on numbers; the second is recorded, and later ones are
-    replayed.
+    """The forwards of one model, by a key of all that a recording fixes, the shape of the cache among it. The first one
+    with a key just runs, as does each that cannot be recorded, because what it calls depends on numbers; the second is
+    recorded, and later ones are replayed, over other caches, too.
+
+    Args:
+        weights: the model's parameters and buffers.
+        most: recordings that are kept, the latest ones.
 
     Attributes:
         replays: how many there were.
-
-    Args:
-        most: recordings that are kept, the latest ones.
     """
 
-    def __init__(self, most: int = 256) -> None:
+    def __init__(self, weights: Sequence[torch.Tensor], most: int = 256):
         self.replays, self._most = 0, most
-        self._known: dict[Hashable, Forward | None] = {}  # None: it runs each time
+        self._weights = {weight.untyped_storage()._cdata for weight in weights}
         self._seen: set[Hashable] = set()
+        self._known: dict[Hashable, Bind | None] = {}  # None: it runs each time
+        self._bound: weakref.WeakKeyDictionary[Cache, dict[Hashable, Forward]] = weakref.WeakKeyDictionary()
 
-    def run(self, key: Hashable, forward: Forward, *inputs: torch.Tensor) -> torch.Tensor:
-        """Returns ``forward(*inputs)``, which reads nothing else that is another tensor in the next call."""
-        if key not in self._known:
-            if key not in self._seen:
-                self._seen.add(key)
+    def run(self, key: Hashable, cache: Cache, forward: Forward, *inputs: torch.Tensor) -> torch.Tensor:
+        """Returns ``forward(*inputs)``, which reads nothing else that is another tensor in the next call, but for the
+        cache's own."""
+        bound = self._bound.setdefault(cache, {})
+        if key not in bound:
+            if key not in self._known:
+                if key not in self._seen:
+                    self._seen.add(key)
+                    return forward(*inputs)
+                return self._record(key, cache, forward, inputs)
+            bind = self._known[key]
+            if bind is None:
                 return forward(*inputs)
-            result, self._known[key] = record(forward, *inputs)
-            if len(self._known) > self._most:
-                self._seen.discard(oldest := next(iter(self._known)))
-                del self._known[oldest]
-            return result
-        replay = self._known[key]
-        if replay is None:
-            return forward(*inputs)
+            bound[key] = bind(*cache.tensors())
         self.replays += 1
-        return replay(*inputs)
+        return bound[key](*inputs)
+
+    def _record(self, key: Hashable, cache: Cache, forward: Forward, inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        own = cache.tensors()
+        result, recording = record(forward, own, *inputs)
+        if recording is None:
+            self._known[key] = None
+            return result
+        bind, fixed = recording
+        self._bound[cache][key] = bind(*own)
+        # What is neither a weight nor the cache's may be of this cache, or of this text.
+        if all(isinstance(x, nn.Parameter) or x.untyped_storage()._cdata in self._weights for x in fixed):
+            self._known[key] = bind
+            if len(self._known) > self._most:
+                oldest = next(iter(self._known))
+                del self._known[oldest]
+                self._seen.discard(oldest)
+                for bound in self._bound.values():
+                    bound.pop(oldest, None)
+        return result
 
 
 def is_recordable(model: nn.Module) -> bool:
@@ -65,15 +94,18 @@ def is_recordable(model: nn.Module) -> bool:
     return not any(module._forward_hooks or module._forward_pre_hooks for module in modules)
 
 
-def record(forward: Forward, *inputs: torch.Tensor) -> tuple[torch.Tensor, Forward | None]:
-    """Returns ``forward(*inputs)``, and a function that calls the same operations for other inputs of the same shapes;
-    None: they would depend on the inputs' numbers."""
-    own = [x.view(x.shape) for x in inputs]  # two inputs may be one tensor
+def record(
+    forward: Forward, own: Sequence[torch.Tensor], *inputs: torch.Tensor
+) -> tuple[torch.Tensor, tuple[Bind, list[torch.Tensor]] | None]:
+    """Returns ``forward(*inputs)``, and what replays it: a function that takes tensors in place of ``own``, and returns
+    one that takes inputs of the same shapes and calls the same operations; and the tensors that are neither, which it
+    keeps. None: what is called would depend on the inputs' numbers."""
+    inputs = tuple(x.view(x.shape) for x in inputs)  # two inputs may be one tensor
     with _Reads() as reads, _Calls() as calls:
-        result = forward(*own)
+        result = forward(*inputs)
     if reads.found or calls.depend:
         return result, None
-    return result, _replay(calls.made, own, result)
+    return result, _written(calls.made, own, inputs, result)
 
 
 class _Reads(TorchFunctionMode):
@@ -137,14 +169,20 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(part)
 
 
-def _replay(calls: Sequence[_Call], inputs: Sequence[torch.Tensor], result: torch.Tensor) -> Forward:
-    """Returns a function whose code is the calls, one a line. A value's name is used again when no later call needs the
-    value, which frees its memory."""
-    names = {id(x): f"x{i}" for i, x in enumerate(inputs)}
+def _written(
+    calls: Sequence[_Call], own: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], result: torch.Tensor
+) -> tuple[Bind, list[torch.Tensor]]:
+    """Writes the calls as code, one a line. Parts of weights and caches, which stay where they are, are taken once. A
+    value's name is used again when no later call needs the value, which frees its memory."""
+    names: dict[int, str] = {}
+    for i, x in enumerate(own):
+        names.setdefault(id(x), f"k{i}")
+    names |= {id(x): f"x{i}" for i, x in enumerate(inputs)}
     fixed: dict[str, Any] = {}
     by_value: dict[Hashable, str] = {}
     last = {id(x): i for i, call in enumerate(calls) for x in call.inputs} | {id(result): len(calls)}
     free: list[str] = []
+    once, each = list[str](), list[str]()
     count = 0
 
     def constant(value: Any) -> str:
@@ -159,17 +197,19 @@ def _replay(calls: Sequence[_Call], inputs: Sequence[torch.Tensor], result: torc
             return f"[{', '.join(map(written, value))}]"
         return names.get(id(value)) or constant(value)
 
-    lines = [f"def replay({', '.join(names.values())}):"]
+    def changes(x: torch.Tensor) -> bool:
+        return names.get(id(x), "c").startswith(("x", "v"))
+
     for i, call in enumerate(calls):
         made = [x for x in call.results if id(x) not in names and id(x) not in map(id, call.inputs)]
-        if made and call.is_view and not any(id(x) in names for x in call.inputs):
-            continue  # a part of a weight or cache, which stays where it is
         arguments = [*map(written, call.args), *(f"{name}={written(value)}" for name, value in call.kwargs.items())]
         line = f"{constant(call.operation._op)}({', '.join(arguments)})"
-        done = {names[id(x)] for x in call.inputs if id(x) in names and last[id(x)] == i}
-        free += sorted(name for name in done if name.startswith("v"))
+        stays = call.is_view and not any(map(changes, call.inputs))
+        free += sorted({names[id(x)] for x in call.inputs if last[id(x)] == i and names.get(id(x), "").startswith("v")})
         for x in made:
-            if id(x) not in last:
+            if stays:
+                names[id(x)], count = f"p{count}", count + 1
+            elif id(x) not in last:
                 names[id(x)] = "_"
             elif free:
                 names[id(x)] = free.pop()
@@ -178,10 +218,17 @@ def _replay(calls: Sequence[_Call], inputs: Sequence[torch.Tensor], result: torc
         if made:
             targets = [names.get(id(x), "_") for x in _parts(call.result)]
             line = f"{targets[0] if isinstance(call.result, torch.Tensor) else ', '.join(targets) + ','} = {line}"
-        lines.append(f" {line}")
-    lines.append(f" return {written(result)}")
+        (once if stays else each).append(line)
+    lines = [
+        f"def bind({', '.join(f'k{i}' for i in range(len(own)))}):",
+        *(f" {line}" for line in once),
+        f" def replay({', '.join(f'x{i}' for i in range(len(inputs)))}):",
+        *(f"  {line}" for line in each),
+        f"  return {written(result)}",
+        " return replay",
+    ]
     exec(_compiled("\n".join(lines)), fixed)
-    return fixed["replay"]
+    return fixed["bind"], [x for x in fixed.values() if isinstance(x, torch.Tensor)]
 
 
 def _parts(result: Any) -> Sequence[Any]:
@@ -190,5 +237,5 @@ def _parts(result: Any) -> Sequence[Any]:
 
 @functools.lru_cache(maxsize=64)
 def _compiled(source: str) -> CodeType:
-    """Caches of the same model give the same source, as all that it names is given to it apart."""
+    """The same forwards give the same source, as all that it names is given to it apart."""
     return compile(source, "<recorded forward>", "exec")
