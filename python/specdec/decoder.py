@@ -72,7 +72,7 @@ class SpeculativeDecoder:
             that proposes trees. ``num_drafts`` is then the most nodes of a path. For a target that cannot be fed a
             tree, a RuntimeWarning says why, and each step drafts the chain that the drafter likes best.
         compile: whether decoding forwards of the target, and of a draft model or a drafter's model, go through
-            ``torch.compile``, as one graph for all lengths. The first forwards can then take minutes.
+            ``torch.compile``, as one graph for all lengths, on a GPU. The first forwards can then take minutes.
 
     Raises:
         ValueError: names the argument, what was given and what is allowed. A model that the loop cannot drive

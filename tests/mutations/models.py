@@ -129,11 +129,6 @@ MUTATIONS: list[Mutation] = [
         "python/specdec/models/cached_model.py",
         "tests/models/test_kv_cache.py::test_ragged_cache_equals_full_forwards",
         {
-            "compiled-without-the-layers-of-few-rows": (
-                "compiled_copy(self.model, self.cache_dtype, copied)",
-                "compiled_copy(self.model, self.cache_dtype, lambda: self.model)",
-                "tests/models/test_compiled.py",
-            ),
             "model-pads-into-slot-0": ("torch.where(valid, places, cache.trash)", "torch.where(valid, places, 0)"),
             "model-pays-for-keys-alone": (
                 "if pair is not None for slot in pair)",

@@ -95,8 +95,8 @@ class CachedModel:
         attention: "auto", "model", "flex" or "native" (``attention.choose``). Flex serves decoding steps; prompts
             are then read with the model's own attention.
         cache_dtype: the dtype to which its caches round keys and values; None: they are stored as computed.
-        compile: decoding forwards go through ``torch.compile``, on a GPU with the model's own attention. Prefill runs
-            uncompiled, because every prompt has its own length and runs once.
+        compile: decoding forwards go through ``torch.compile``, with the model's own modules. Prefill runs uncompiled,
+            because every prompt has its own length and runs once.
         fed_vocabulary: the ids that the model is fed are below this. An id beyond its embedding is replaced by the
             embedding's last one. None: the embedding covers all ids.
 
@@ -152,7 +152,7 @@ class CachedModel:
             )
         self._key_index: dict[int, torch.Tensor] = {}  # by length; kept because captured steps read them
         self._probes: dict[torch.dtype | None, StaticKVCache] = {}  # by autocast dtype
-        self._attention = choose(model, "model" if compile and self.device.type != "cpu" else attention)
+        self._attention = choose(model, "model" if compile else attention)
         self._compile = compile
         self._compiled: CompiledForward | None = None
         self._inside: list[object] = []
@@ -373,13 +373,13 @@ class CachedModel:
         model = with_recurrence(self.model) if self.recurrent else self.model
 
         def copied() -> PreTrainedModel:
-            return with_native_parts(with_native_linear(with_attention(model, self._attention), not self._compile))
+            return with_native_parts(with_native_linear(with_attention(model, self._attention)))
 
         modules = list(self.model.modules())
         weights = [*self.model.parameters(), *self.model.buffers()]
         inside = [*modules, *weights, *(module.training for module in modules), *(x.dtype for x in weights)]
         if self._compile:
-            self._steps, self._compiled = compiled_copy(self.model, self.cache_dtype, copied)
+            self._steps, self._compiled = compiled_copy(self.model, self.cache_dtype)
         elif len(inside) != len(self._inside) or not all(map(operator.is_, inside, self._inside)):
             self._inside, self._steps, self._recorded = inside, copied(), RecordedForwards(weights)
         on_cpu = self.device.type == "cpu" and self._attention != "flex"

@@ -94,17 +94,15 @@ class _Copy:
 _COPIES: weakref.WeakKeyDictionary[PreTrainedModel, dict[torch.dtype | None, _Copy]] = weakref.WeakKeyDictionary()
 
 
-def compiled_copy(
-    model: PreTrainedModel, cache_dtype: torch.dtype | None, copied: Callable[[], PreTrainedModel]
-) -> tuple[PreTrainedModel, CompiledForward]:
-    """Returns ``copied()``, a copy of ``model``, and its compiled forward: the same ones each time, so that all
-    decoders of a model share its graphs, until the model gets other modules, as with a new adapter."""
+def compiled_copy(model: PreTrainedModel, cache_dtype: torch.dtype | None) -> tuple[PreTrainedModel, CompiledForward]:
+    """Returns a copy of ``model``, without which the graphs would keep it from being freed, and its compiled forward:
+    the same ones each time, so that all decoders of a model share its graphs, until the model gets other modules, as
+    with a new adapter."""
     inside = list(model.modules())[1:]
     copies = _COPIES.setdefault(model, {})
     known = copies.get(cache_dtype)
     if known is None or len(known.inside) != len(inside) or not all(map(operator.is_, known.inside, inside)):
-        made = copied()
-        made = copy.copy(model) if made is model else made  # or the graphs would keep the model from being freed
+        made = copy.copy(model)
         known = copies[cache_dtype] = _Copy(made, CompiledForward(made), inside)
     return known.model, known.forward
 

@@ -158,10 +158,7 @@ class StaticKVCache(Cache):
         """Sets how many slots the next forward of so many tokens sees, and leaves the slots to which it writes as they
         are. The number is taken from a shape, which can be symbolic in a compiled forward: an attribute would become a
         constant of its graph."""
-        if self._writer.as_stored:
-            self._writer.visible = self.storage()[0].shape[2]
-        else:
-            self._writer.visible = mask.shape[-1] - (columns if mask.dim() == 2 else 0)
+        self._writer.visible = mask.shape[-1] - (columns if mask.dim() == 2 else 0)
 
     def compact(self, path: torch.Tensor) -> None:
         """Moves what is stored of the accepted nodes of each sequence's tree to the slots after the root's, which is

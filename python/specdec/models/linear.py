@@ -52,20 +52,17 @@ class Beside:
         return y
 
 
-def with_native_linear(model: M, together: bool = True) -> M:
+def with_native_linear(model: M) -> M:
     """Returns ``model`` with every float32 layer on a CPU that is an ``nn.Linear`` and no more as a
     :class:`NativeLinear`; ``model`` itself if there is none, or no native code.
 
-    The model is not changed; see :func:`.copied_modules.with_modules`.
-
-    Args:
-        together: layers beside each other (``BESIDE``) are computed in one operation. Not in a compiled forward, which
-            would not see what is left for the next layer.
+    Layers beside each other (``BESIDE``) are computed in one operation. The model is not changed; see
+    :func:`.copied_modules.with_modules`.
     """
     if not has_native():
         return model
     native = with_modules(model, _as_native)
-    for module in native.modules() if together else ():
+    for module in native.modules():
         for names in BESIDE:
             found = [layer for name in names if type(layer := module._modules.get(name)) is NativeLinear]
             if len(found) == len(names) and len({layer.in_features for layer in found}) == 1:

@@ -47,6 +47,8 @@ _CHAIN = _Shape(None, ((0, 1, 2, 3),))
 _TREE = _Shape((-1, -1, 0), ((0, 1, 3), (0, 2)))
 _FED = 4
 
+COMPILED_ON = ("cuda",)  # devices; forwards on a CPU are recorded, which takes no minutes and gives the same bits
+
 
 def cached_model(
     model: torch.nn.Module,
@@ -66,8 +68,8 @@ def cached_model(
     Raises:
         ValueError: the model is not a causal LM, it is an encoder-decoder, it has a state that cannot be rewound, it is
             in training mode, its attention takes no 4-D mask, its weights are spread, sharded or offloaded, its
-            adapters act outside of its modules, or it is of an unknown type and its cached forward differs from its
-            full forward.
+            adapters act outside of its modules, it is of an unknown type and its cached forward differs from its
+            full forward, or ``compile`` is True on a device where it is of no use.
     """
     whole, model = model, _without_adapters(model, name)
     if not isinstance(model, PreTrainedModel):
@@ -83,6 +85,8 @@ def cached_model(
         given, allowed = config._attn_implementation, " or ".join(MASKED_ATTENTION)
         raise ValueError(f"{name}: attention implementation {given!r}, allowed: {allowed}")
     _require_one_device(model, name)
+    if compile and model.device.type not in COMPILED_ON:
+        refuse("compile", f"True on {model.device.type!r}", f"False; what it is for is {', '.join(COMPILED_ON)}")
     _check_modules(whole, name)
     if whole is not model or not _is_known(model):
         check_against_full_forward(model, name, whole)
