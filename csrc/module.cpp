@@ -63,7 +63,8 @@ std::vector<Tensor> linear_op(const Tensor& x, const std::vector<Tensor>& weight
   return found;
 }
 
-Tensor attend_op(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& seen, double scale) {
+Tensor attend_op(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& seen, double scale, double cap,
+                 const std::optional<Tensor>& sinks) {
   STD_TORCH_CHECK(q.dim() == 4 && k.dim() == 4 && v.dim() == 4 && seen.dim() == 3,
                   "specdec_kernels: q, k, v or seen has a wrong shape");
   const int64_t rows = q.size(0), heads = q.size(1), queries = q.size(2), size = q.size(3);
@@ -74,10 +75,12 @@ Tensor attend_op(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor
   check_shape(k, {rows, key_heads, slots, size}, stored, "k");
   check_shape(v, {rows, key_heads, slots, value_size}, stored, "v");
   check_shape(seen, {rows, queries, seen.size(2)}, ScalarType::Long, "seen");
+  if (sinks) check_shape(*sinks, {heads}, ScalarType::Float, "sinks");
   STD_TORCH_CHECK(key_heads > 0 && heads % key_heads == 0 && seen.size(2) >= 2,
                   "specdec_kernels: the heads do not divide into key heads, or seen has fewer than two columns");
   const Tensor dense_q = with_dense_rows(q), dense_k = with_dense_rows(k), dense_v = with_dense_rows(v);
   const Tensor dense_seen = dense(seen);
+  const std::optional<Tensor> dense_sinks = sinks ? std::optional(dense(*sinks)) : std::nullopt;
   Tensor out = empty_on(q, {rows, queries, heads, value_size}, ScalarType::Float);
   attend({
       .q = static_cast<const float*>(dense_q.const_data_ptr()),
@@ -98,6 +101,8 @@ Tensor attend_op(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor
       .k_strides = {dense_k.stride(0), dense_k.stride(1), dense_k.stride(2)},
       .v_strides = {dense_v.stride(0), dense_v.stride(1), dense_v.stride(2)},
       .scale = static_cast<float>(scale),
+      .cap = static_cast<float>(cap),
+      .sinks = dense_sinks ? static_cast<const float*>(dense_sinks->const_data_ptr()) : nullptr,
   });
   return out;
 }

@@ -157,11 +157,12 @@ torch.library.register_fake(
 
 # q [n, H, T, D], k [n, H_kv, S, D], v [n, H_kv, S, D_v], seen [n, T, 2 + P] -> [n, T, H, D_v]. Native code alone.
 _library.define(
-    "attend(Tensor q, Tensor k, Tensor v, Tensor seen, float scale) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,)
+    "attend(Tensor q, Tensor k, Tensor v, Tensor seen, float scale, float cap, Tensor? sinks) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
 )
 torch.library.register_fake(
     f"{NAMESPACE}::attend",
-    lambda q, k, v, seen, scale: q.new_empty((q.shape[0], q.shape[2], q.shape[1], v.shape[3])),
+    lambda q, k, v, *rest: q.new_empty((q.shape[0], q.shape[2], q.shape[1], v.shape[3])),
     lib=_library,
 )
 

@@ -4,6 +4,7 @@
 #include "attend.h"
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "../core/softmax.h"
@@ -22,6 +23,7 @@ struct Query {
   const int64_t* path;  // [columns - 2]
   int64_t length;       // how many slots it sees
   float* weights;       // [length], in their order
+  const float* sink;    // null: none
   float* out;
 };
 
@@ -54,15 +56,25 @@ SPECDEC_BODY void products(const float* const* q, const Stored* const* k, int64_
   *out = sums[0];
 }
 
+// cap tanh(score / cap), by an exponent that is never above 0.
+SPECDEC_BODY void cap_scores(float* scores, int64_t length, float cap) {
+  for (int64_t i = 0; i < length; ++i) {
+    const float power = exp2_fast(std::fabs(scores[i]) * (-2.0f * kLog2e / cap));
+    const float size = cap * (1.0f - power) / (1.0f + power);
+    scores[i] = scores[i] < 0.0f ? -size : size;
+  }
+}
+
 // The weights of the slots before their sum is 1; returns the factor that makes it so.
-SPECDEC_BODY float softmax(float* weights, int64_t length) {
-  float most = weights[0], sums[16] = {};
-  for (int64_t i = 1; i < length; ++i) most = weights[i] > most ? weights[i] : most;
+SPECDEC_BODY float softmax(float* weights, int64_t length, const float* sink) {
+  float most = sink ? *sink : weights[0], sums[16] = {};
+  for (int64_t i = 0; i < length; ++i) most = weights[i] > most ? weights[i] : most;
   for (int64_t i = 0; i < length; ++i) weights[i] = exp2_fast((weights[i] - most) * kLog2e);
   for (int64_t i = 0; i < length; ++i) sums[i % 16] += weights[i];
   for (int half = 8; half > 0; half /= 2) {
     for (int i = 0; i < half; ++i) sums[i] += sums[i + half];
   }
+  if (sink) sums[0] += exp2_fast((*sink - most) * kLog2e);
   return 1.0f / sums[0];
 }
 
@@ -160,7 +172,8 @@ SPECDEC_BODY void attend_together(const AttendParams& params, Query* queries, co
       products<kWidth, 1>(&query.q, keys, params.size, &scores);
       query.weights[query.length++] = scores[0] * params.scale;
     }
-    factors[j] = query.length > 0 ? softmax(query.weights, query.length) : 0.0f;
+    if (params.cap > 0.0f) cap_scores(query.weights, query.length, params.cap);
+    factors[j] = query.length > 0 ? softmax(query.weights, query.length, query.sink) : 0.0f;
   }
   int64_t first = 0;
   for (; first + kVectors * kWidth <= params.value_size; first += kVectors * kWidth) {
@@ -195,6 +208,7 @@ SPECDEC_BODY void tasks(const AttendParams& params, int64_t begin, int64_t end) 
           .path = seen + 2,
           .length = 0,
           .weights = weights.data() + j * (params.slots + params.columns),
+          .sink = params.sinks ? params.sinks + head : nullptr,
           .out = params.out + ((row * params.queries + at) * params.heads + head) * params.value_size,
       };
     }

@@ -16,6 +16,8 @@ struct AttendParams {
   int64_t rows, heads, key_heads, queries, slots, size, value_size, columns;
   int64_t q_strides[3], k_strides[3], v_strides[3];  // of rows, of heads, and of queries or slots
   float scale;
+  float cap;           // scores become cap tanh(score / cap); 0: they stay
+  const float* sinks;  // [heads], the score of a slot whose value is 0, which every query of a head sees; or null
 };
 
 void attend(const AttendParams& params);

@@ -45,11 +45,16 @@ def seen_by(rows: int, queries: int, slots: int, path: int = 3) -> torch.Tensor:
     return seen
 
 
-def expected(q, k, v, seen, scale) -> torch.Tensor:
+def expected(q, k, v, seen, scale, softcap=None, sinks=None) -> torch.Tensor:
     group = q.shape[1] // k.shape[1]
     q, k, v = q.double(), (k.double().repeat_interleave(group, 1)), v.double().repeat_interleave(group, 1)
-    scores = (q @ k.transpose(2, 3) * scale).masked_fill(~mask_of(seen, k.shape[2])[:, None], float("-inf"))
-    return (scores.softmax(-1).nan_to_num() @ v).transpose(1, 2)
+    scores = q @ k.transpose(2, 3) * scale
+    scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
+    mask = mask_of(seen, k.shape[2])[:, None]
+    scores = torch.where(mask, scores, float("-inf"))
+    sink = torch.full((q.shape[1],), float("-inf")) if sinks is None else sinks
+    scores = torch.cat((scores, sink.double().view(-1, 1, 1).expand(len(q), -1, q.shape[2], 1)), -1)
+    return torch.where(mask.any(-1, keepdim=True), scores.softmax(-1)[..., :-1] @ v, 0).transpose(1, 2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -62,6 +67,22 @@ def test_it_is_attention(instruction_set, shape, dtype):
         out = attend(q, k, v, seen, scale=scale)
         exact = expected(q, k, v, seen, shape[2] ** -0.5 if scale is None else scale)
         assert (out - exact).abs().max() <= 1e-5 and (out[0, 0] == 0).all()
+
+
+@pytest.mark.parametrize("shape", SHAPES[1:4])
+def test_soft_caps_and_sinks(instruction_set, shape):
+    q, k, v = inputs(shape)
+    seen, sinks = seen_by(2, 5, 70), numbers(shape[0], seed=9) * 3
+    for more in ({"softcap": 5.0}, {"sinks": sinks}, {"softcap": 1.5, "sinks": sinks}, {"sinks": sinks + 60}):
+        out = attend(q, k, v, seen, **more)
+        assert (out - expected(q, k, v, seen, shape[2] ** -0.5, **more)).abs().max() <= 1e-5
+        alone = torch.cat([attend(q[:, :, i : i + 1], k, v, seen[:, i : i + 1], **more) for i in range(5)], 1)
+        assert torch.equal(out, alone) and (out[0, 0] == 0).all()
+    assert attend(q * 1e6, k, v, seen, softcap=1.5).isfinite().all()
+    with pytest.raises(ValueError, match="softcap: got -1.0, allowed: > 0, or None"):
+        attend(q, k, v, seen, softcap=-1.0)
+    with pytest.raises(RuntimeError, match="sinks has a wrong shape"):
+        attend(q, k, v, seen, sinks=sinks[:1])
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -137,6 +158,9 @@ def test_other_dtypes_are_pytorchs():
         out = attend(*(x.to(dtype) for x in (q, k, v)), seen)
         rounded = [x.to(dtype).double() for x in (q, k, v)]
         assert out.dtype == dtype and (out.double() - expected(*rounded, seen, 32**-0.5)).abs().max() < bound
+        more = {"softcap": 2.0, "sinks": torch.tensor([1.0, -2.0, 0.0, 3.0], dtype=dtype)}
+        out = attend(*(x.to(dtype) for x in (q, k, v)), seen, **more)
+        assert (out.double() - expected(*rounded, seen, 32**-0.5, **more)).abs().max() < bound
 
 
 def test_nothing_to_compute():
@@ -161,5 +185,5 @@ def test_wrong_tensors_are_refused(name):
 
 
 def test_its_schema():
-    arguments = (*inputs((4, 2, 8, 8)), seen_by(2, 5, 70), 0.5)
+    arguments = (*inputs((4, 2, 8, 8)), seen_by(2, 5, 70), 0.5, 0.0, None)
     torch.library.opcheck(handle("attend"), arguments, test_utils=("test_schema", "test_faketensor"))

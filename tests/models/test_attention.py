@@ -180,10 +180,10 @@ def test_one_kernel_for_all_lengths():
 def test_unusual_attention_is_refused():
     module, tensor = torch.nn.Module(), torch.zeros(1, 2, 1, 8)
     mask = block_mask(Queries(torch.zeros(1, 1, dtype=torch.int64)), 1)
-    for unusual in ({"s_aux": tensor}, {"position_bias": tensor}, {"dropout": 0.1}):
+    for unusual in ({"position_bias": tensor}, {"dropout": 0.1}):
         with pytest.raises(ValueError, match="attention: got flex for Module with"):
             attention._flex(module, tensor, tensor, tensor, mask, **unusual)
         with pytest.raises(ValueError, match="attention: got native for Module with"):
             attention._native(module, tensor, tensor, tensor, None, **unusual)
-    with pytest.raises(ValueError, match="attention: got native for Module with softcap"):
-        attention._native(module, tensor, tensor, tensor, None, softcap=30.0)
+    with pytest.raises(ValueError, match="attention: got flex for Module with s_aux"):
+        attention._flex(module, tensor, tensor, tensor, mask, s_aux=tensor)

@@ -199,19 +199,20 @@ def attend(
 
 def _flex(module, query, key, value, attention_mask, dropout=0.0, scaling=None, softcap=None, **others):
     """Flex attention, in the form in which transformers calls it; the mask is the ``BlockMask`` given to the model."""
-    _check_plain("flex", module, dropout, others)
+    _check_plain("flex", module, dropout, others, "s_aux")
     out = attend(query, key, value, attention_mask, scale=scaling, softcap=softcap)
     return out.transpose(1, 2).contiguous(), None
 
 
-def _native(module, query, key, value, attention_mask, dropout=0.0, scaling=None, **others):
+def _native(module, query, key, value, attention_mask, dropout=0.0, scaling=None, softcap=None, s_aux=None, **others):
     """The kernel of our own for CPUs; the mask is that of :func:`seen_slots`."""
-    _check_plain("native", module, dropout, others, "softcap")
-    return attend_to_slots(query, key, value, attention_mask[:, 0], scale=scaling), None
+    _check_plain("native", module, dropout, others)
+    seen = attention_mask[:, 0]
+    return attend_to_slots(query, key, value, seen, scale=scaling, softcap=softcap, sinks=s_aux), None
 
 
 def _check_plain(name: str, module: object, dropout: float, others: Mapping[str, object], *more: str) -> None:
-    unknown = [n for n in ("s_aux", "position_bias", *more) if others.get(n) is not None]
+    unknown = [n for n in ("position_bias", *more) if others.get(n) is not None]
     if unknown or dropout:
         refuse("attention", f"{name} for {type(module).__name__} with {', '.join(unknown) or 'dropout'}", "neither")
 
@@ -266,7 +267,8 @@ def choose(model: PreTrainedModel, requested: str = "auto") -> str:
     eager).
 
     Args:
-        requested: "auto" chooses flex on a GPU, and native instead of sdpa on a CPU, if the model's attention allows
+        requested: "auto" chooses flex on a GPU, and native instead of sdpa, or of eager if the
+            class has no sdpa, on a CPU, if the model's attention allows
             it. Any other choice is returned, or refused with a ValueError.
     """
     if requested not in CHOICES:
@@ -277,6 +279,8 @@ def choose(model: PreTrainedModel, requested: str = "auto") -> str:
     # On a CPU, compiled flex attention is correct, but slower than the model's own, and each shape takes seconds.
     wanted = requested if requested != "auto" else "native" if on_cpu else "flex"
     lacks = _lacks(model)
+    if wanted == "flex" and not lacks and any(name.endswith("sinks") for name, _ in model.named_parameters()):
+        lacks = "which has attention sinks"
     if wanted == "native" and not lacks:
         if not on_cpu:
             lacks = f"on {model.device.type!r}, where it would compute without a kernel"
@@ -284,7 +288,7 @@ def choose(model: PreTrainedModel, requested: str = "auto") -> str:
             lacks = "without native code"
         elif model.dtype != torch.float32:
             lacks = f"which computes in {model.dtype}"
-        elif config._attn_implementation != "sdpa":
+        elif config._attn_implementation != "sdpa" and model._supports_sdpa:  # its default otherwise
             lacks = f"with {config._attn_implementation} attention instead of sdpa"
     if requested != "auto" and lacks:
         refuse("attention", f"{requested!r} for {type(model).__name__}, {lacks}", "'model' or 'auto' for it")
@@ -299,8 +303,6 @@ def _lacks(model: PreTrainedModel) -> str | None:
         return "which has ALiBi"
     if getattr(config, "attn_logit_softcapping", None) and config._attn_implementation != "eager":
         return "whose scores are soft-capped, but not by its own sdpa"  # sdpa of transformers 5.17 ignores soft-capping
-    if any(name.endswith("sinks") for name, _ in model.named_parameters()):
-        return "which has attention sinks"
     if any("forward" in vars(module) for module in model.modules()):
         return "of which a forward was replaced (by torch.compile, or hooks)"  # a copy would run the original's
     if model.device.type == "cuda":
