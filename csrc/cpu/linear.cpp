@@ -11,6 +11,7 @@
 
 #include "block.h"
 #include "lanes.h"
+#include "packed.h"
 #include "parallel.h"
 
 namespace specdec::cpu {
@@ -18,6 +19,9 @@ namespace {
 
 constexpr int64_t kTileRows = 6;               // at most: their sums with two outputs fit into 16 registers
 constexpr int64_t kMostInputs = 1024;          // of a part of the weights that stays in a cache
+constexpr int64_t kMostBlockRows = 6;          // that are multiplied by blocks of weights, instead of floats
+constexpr int64_t kExpandedRows = 48;          // are multiplied by weights that were expanded
+constexpr int64_t kExpandedOutputs = 8;        // of which there are so many
 constexpr int64_t kGrainProducts = 64 * 1024;  // are worth a thread
 
 // Some of a layer's inputs, from `first` on, `kept` says where the sums of those before are, and where those of these
@@ -33,33 +37,43 @@ struct Inputs {
 template <int kWidth, int kRows, int kOutputs, bool kAhead, class Weight>
 SPECDEC_BODY void tile(const LinearParams& params, int64_t row, int64_t output, const Inputs& inputs) {
   using Vector = typename Lanes<kWidth>::Vector;
+  using Group = specdec::cpu::Group<kWidth, Weight>;
   constexpr int kSums = kRows * kOutputs, kPadded = (kSums + kWidth - 1) / kWidth * kWidth;
   const int64_t stride = params.inputs, whole = inputs.count / kWidth * kWidth;
+  const int64_t bytes = stride / Group::kInputs * static_cast<int64_t>(sizeof(Weight));
   const float* x = params.x + row * stride + inputs.first;
-  const Weight* weights = static_cast<const Weight*>(params.weight) + output * stride + inputs.first;
+  const char* weights = params.weight + output * bytes;
   Vector sums[kPadded] = {};
   if (inputs.before) std::memcpy(sums, inputs.before, kSums * sizeof(Vector));
-  for (int64_t k = 0; k < whole; k += kWidth) {
-    Vector w[kOutputs];
+  for (int64_t k = 0; k < whole; k += Group::kVectors * kWidth) {
+    Group groups[kOutputs];
 #pragma GCC unroll 8
     for (int o = 0; o < kOutputs; ++o) {
-      widen<kWidth>(weights + o * stride + k, &w[o]);
-      if (kAhead) __builtin_prefetch(weights + (kOutputs + o) * stride + k, 0, 2);  // into the second cache
+      groups[o] = Group::read(weights + o * bytes, inputs.first + k);
+      if (kAhead) __builtin_prefetch(Group::at(weights + (kOutputs + o) * bytes, inputs.first + k), 0, 2);
     }
 #pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-      Vector v;
-      std::memcpy(&v, x + r * stride + k, sizeof(Vector));
+    for (int i = 0; i < Group::kVectors; ++i) {
+      Vector w[kOutputs];
 #pragma GCC unroll 8
-      for (int o = 0; o < kOutputs; ++o) sums[r * kOutputs + o] += v * w[o];
+      for (int o = 0; o < kOutputs; ++o) Group::expand(groups[o], i, &w[o]);
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+        Vector v;
+        std::memcpy(&v, x + r * stride + k + i * kWidth, sizeof(Vector));
+#pragma GCC unroll 8
+        for (int o = 0; o < kOutputs; ++o) sums[r * kOutputs + o] += v * w[o];
+      }
     }
   }
-  if (const int64_t rest = inputs.count - whole; rest > 0) {
-    for (int i = 0; i < kSums; ++i) {
-      Vector v, w;
-      widen_some<kWidth>(x + i / kOutputs * stride + whole, rest, &v);
-      widen_some<kWidth>(weights + i % kOutputs * stride + whole, rest, &w);
-      sums[i] += v * w;
+  if constexpr (Group::kInputs == 1) {
+    if (const int64_t rest = inputs.count - whole; rest > 0) {
+      for (int i = 0; i < kSums; ++i) {
+        Vector v, w;
+        widen_some<kWidth>(x + i / kOutputs * stride + whole, rest, &v);
+        widen_some<kWidth>(Group::at(weights + i % kOutputs * bytes, inputs.first + whole), rest, &w);
+        sums[i] += v * w;
+      }
     }
   }
   if (inputs.after) {
@@ -149,24 +163,60 @@ SPECDEC_BODY void range(const LinearParams& params, int64_t begin, int64_t end) 
     if (params.rows == 7) return few_rows<kWidth, 7, 3, Weight>(params, begin, end);
     if (params.rows == 8) return few_rows<kWidth, 8, 3, Weight>(params, begin, end);
   }
-  const int64_t tiles = (params.rows + kTileRows - 1) / kTileRows;
-  switch ((params.rows + tiles - 1) / tiles) {
-    case 4:
-      return many_rows<kWidth, 4, Weight>(params, begin, end);
-    case 5:
-      return many_rows<kWidth, 5, Weight>(params, begin, end);
-    default:
-      return many_rows<kWidth, 6, Weight>(params, begin, end);
+  if constexpr (Group<kWidth, Weight>::kInputs == 1) {  // blocks were expanded for so many rows
+    const int64_t tiles = (params.rows + kTileRows - 1) / kTileRows;
+    switch ((params.rows + tiles - 1) / tiles) {
+      case 4:
+        return many_rows<kWidth, 4, Weight>(params, begin, end);
+      case 5:
+        return many_rows<kWidth, 5, Weight>(params, begin, end);
+      default:
+        return many_rows<kWidth, 6, Weight>(params, begin, end);
+    }
   }
 }
 
 template <int kWidth>
-SPECDEC_BODY void by_dtype(const LinearParams& params, int64_t begin, int64_t end) {
-  if (params.dtype == Dtype::kBFloat16) return range<kWidth, BFloat16>(params, begin, end);
-  range<kWidth, float>(params, begin, end);
+SPECDEC_BODY void by_stored(const LinearParams& params, int64_t begin, int64_t end) {
+  switch (params.stored) {
+    case Stored::kFloat32:
+      return range<kWidth, float>(params, begin, end);
+    case Stored::kFloat16:
+      return range<kWidth, Float16>(params, begin, end);
+    case Stored::kBFloat16:
+      return range<kWidth, BFloat16>(params, begin, end);
+    case Stored::kQ4_0:
+      return range<kWidth, Q4_0>(params, begin, end);
+    case Stored::kQ4_1:
+      return range<kWidth, Q4_1>(params, begin, end);
+    case Stored::kQ8_0:
+      return range<kWidth, Q8_0>(params, begin, end);
+    case Stored::kQ4_K:
+      return range<kWidth, Q4_K>(params, begin, end);
+    case Stored::kQ6_K:
+      return range<kWidth, Q6_K>(params, begin, end);
+  }
 }
 
-SPECDEC_BY_INSTRUCTION_SET(by_dtype, LinearParams)
+SPECDEC_BY_INSTRUCTION_SET(by_stored, LinearParams)
+
+// For many rows, blocks are expanded once, and are then numbers like any others.
+template <class Run>
+void run_expanded(const LinearParams& params, int64_t begin, int64_t end, const Run& run) {
+  std::vector<float> weights(kExpandedOutputs * params.inputs);
+  LinearParams some = params;
+  some.weight = reinterpret_cast<const char*>(weights.data()), some.stored = Stored::kFloat32;
+  for (int64_t first = 0; first < params.rows; first += kExpandedRows) {
+    some.x = params.x + first * params.inputs, some.rows = std::min(params.rows - first, kExpandedRows);
+    for (int64_t output = begin; output < end; output += kExpandedOutputs) {
+      const int64_t last = std::min(output + kExpandedOutputs, end);
+      expand(params, output, last, weights.data());
+      some.bias = params.bias ? params.bias + output : nullptr;
+      some.y = params.y + first * params.outputs + output;
+      run(some, 0, last - output);
+    }
+  }
+}
 
 }  // namespace
 
@@ -175,11 +225,13 @@ void linear(const LinearParams* layers, int64_t count) {
   int64_t outputs = 0;
   for (int64_t i = 0; i < count; ++i) outputs += layers[i].outputs;
   const int64_t products = std::max<int64_t>(layers[0].rows * layers[0].inputs, 1);
-  const auto run = by_dtype_in_use();
+  const auto run = by_stored_in_use();
   parallel_for(outputs, (kGrainProducts + products - 1) / products, [&](int64_t begin, int64_t end) {
     for (const LinearParams* layer = layers; layer != layers + count; ++layer) {
       const int64_t first = std::max<int64_t>(begin, 0), last = std::min(end, layer->outputs);
-      if (first < last) run(*layer, first, last);
+      const bool expanded = block_size(layer->stored).inputs > 1 && layer->rows > kMostBlockRows;
+      if (first < last && expanded) run_expanded(*layer, first, last, run);
+      if (first < last && !expanded) run(*layer, first, last);
       begin -= layer->outputs, end -= layer->outputs;
     }
   });

@@ -115,7 +115,7 @@ class Models:
 
 def load(at: ModelOptions, drafters: Sequence[str], bits: Literal[4, 8] | None = None) -> Models:
     """Loads the target, with its adapter and with its weights in so many ``bits``, and the draft for these drafters;
-    without a target, the embedded pair."""
+    without a target, the embedded pair. On a CPU the draft has as many bits."""
     models = _load(at, drafters, bits)
     if not gc.isenabled():  # since ``main``. What there is now stays to the end, so it is not looked through again:
         gc.freeze()  # that took a quarter of a second, several times while a text was decoded.
@@ -128,7 +128,7 @@ def _load(at: ModelOptions, drafters: Sequence[str], bits: Literal[4, 8] | None)
     import torch
     from transformers.utils import logging
 
-    from ..models.loading import load_embedded_pair, load_model, load_pair, load_tokenizer
+    from ..models.loading import bits_of_draft, load_embedded_pair, load_model, load_pair, load_tokenizer
     from ..models.model_folder import CONFIG, TOKENIZER, WEIGHTS, require_folder
 
     logging.set_verbosity_error()
@@ -145,5 +145,6 @@ def _load(at: ModelOptions, drafters: Sequence[str], bits: Literal[4, 8] | None)
     tokenizer = load_tokenizer("target", at.target)
     draft_tokenizer = None if at.draft is None else load_tokenizer("draft", at.draft)
     target = load_model(at.target, dtype, device, name="target", **of_target)
-    draft = None if at.draft is None else load_model(at.draft, dtype, device, name="draft")
+    of_draft = bits_of_draft(bits, device)
+    draft = None if at.draft is None else load_model(at.draft, dtype, device, bits=of_draft, name="draft")
     return Models(target, draft, tokenizer, draft_tokenizer)

@@ -23,13 +23,19 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from specdec_kernels import Packing
+
 from ..checks import refuse
 from .adapters import add_adapter, refuse_adapter, require_adapter
 from .cpu_units import OF_BFLOAT16, cpu_units
+from .linear import has_native
 from .model_folder import CONFIG, TOKENIZER, VOCABULARY, WEIGHTS, hub_or_cache, require_folder
+from .packed_weights import num_parameters
 from .reduced_head import SIZE, load_reduced
-from .stored_weights import compute_in_float32
+from .stored_weights import compute_in_float32, pack_weights
 
+PACKINGS = {8: Packing.Q8_0}  # by bits, of weights that are rounded on a CPU
+MOST = 0.9  # of a model's parameters; where fewer are packed, a warning says so
 Pair = tuple[PreTrainedModel, PreTrainedModel, PreTrainedTokenizerBase]
 
 
@@ -54,8 +60,10 @@ def load_model(
         device: the device on which the weights are placed.
         adapter: a folder with adapter_config.json and adapter_model.safetensors: a peft adapter of this model. What its
             configuration names as its model is not looked at.
-        bits: bitsandbytes rounds the weights of linear layers to so many bits while they are loaded; None leaves them
-            as they were saved.
+        bits: weights of linear layers are rounded to so many bits while they are loaded; None leaves them as they were
+            saved. On a GPU by bitsandbytes, to 8 or 4. On a CPU by ours, to 8, whether bitsandbytes is there or not:
+            those of linear layers and embeddings become GGUF's blocks Q8_0, and compute in float32, which ``dtype`` has
+            to be, or "auto" (``packed_weights``).
         name: the caller's name for ``path``, for errors.
 
     Raises:
@@ -81,7 +89,12 @@ def load_model(
     if adapter is not None:
         require_adapter("adapter", adapter)
     with hub_or_cache(name, path):
-        model = _load(path, dtype, device, bits, name)
+        if bits is not None and torch.device(device).type == "cpu":
+            _check_packing(path, dtype, bits)
+            model = _pack(_load(path, "auto", device, None, name), PACKINGS[bits])
+        else:
+            model = _load(path, dtype, device, bits, name)
+            model = model if bits is not None else _computing(model, dtype)
     if adapter is not None:
         add_adapter(model, adapter)
     return model.eval()
@@ -101,7 +114,7 @@ def _load(
             placed["device_map"] = {"": device}
         if bits is None and (config := _reduced(path)) is not None:
             reduced: Any = load_reduced(Path(path).expanduser(), config, _dtype(dtype))
-            return _computing(reduced.to(device), dtype)
+            return reduced.to(device)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             path, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True, **placed
         )
@@ -118,7 +131,26 @@ def _load(
     absent = sorted(report["missing_keys"])
     if absent:
         raise OSError(f"{name}: the weights in {str(path)!r} lack {len(absent)} tensors, the first is {absent[0]!r}")
-    return model if bits is not None else _computing(model, dtype)
+    return model
+
+
+def _check_packing(path: str | os.PathLike, dtype: torch.dtype | str, bits: int) -> None:
+    if bits not in PACKINGS:
+        refuse("bits", f"{bits!r} on a CPU", "8 or None")
+    if _dtype(dtype) not in (None, torch.float32):
+        refuse("dtype", f"{dtype} with bits on a CPU", "auto or float32, in which packed weights are computed")
+    if _quantisation(path) is not None:
+        refuse("bits", f"{bits} for weights that are quantised already", "None for them")
+    if not has_native():
+        refuse("bits", f"{bits} on a CPU without native code", "None")
+
+
+def _pack(model: PreTrainedModel, packing: Packing) -> PreTrainedModel:
+    packed = pack_weights(model, packing)
+    if (share := packed / num_parameters(model)) < MOST:
+        told = f"bits: {share:.0%} of the model's parameters are packed; the layers of the others cannot be"
+        warnings.warn(told, RuntimeWarning, stacklevel=3)
+    return model
 
 
 def _computing(model: PreTrainedModel, dtype: torch.dtype | str) -> PreTrainedModel:
@@ -130,7 +162,7 @@ def _computing(model: PreTrainedModel, dtype: torch.dtype | str) -> PreTrainedMo
         return compute_in_float32(model)
     if OF_BFLOAT16.isdisjoint(cpu_units()):
         allowed = "'auto' stores the same weights, and computes in float32"
-        warnings.warn(f"dtype: bfloat16 on a CPU without units for it is slow; {allowed}", RuntimeWarning, stacklevel=4)
+        warnings.warn(f"dtype: bfloat16 on a CPU without units for it is slow; {allowed}", RuntimeWarning, stacklevel=3)
     return model
 
 
@@ -194,7 +226,8 @@ def load_pair(
     Args:
         target, draft: as ``path`` of :func:`load_model`.
         dtype, device: as there, of both models.
-        adapter, bits: as there, of the target.
+        adapter: as there, of the target.
+        bits: as there, of the target, and on a CPU of both models.
 
     Raises:
         OSError: as :func:`load_model`.
@@ -220,7 +253,12 @@ def load_pair(
     if draft_tokenizer is not None:
         require_same_vocabulary(tokenizer, draft_tokenizer)
     target_model = load_model(target, dtype, device, adapter=adapter, bits=bits, name="target")
-    return target_model, load_model(draft, dtype, device, name="draft"), tokenizer
+    return target_model, load_model(draft, dtype, device, bits=bits_of_draft(bits, device), name="draft"), tokenizer
+
+
+def bits_of_draft(bits: Literal[4, 8] | None, device: torch.device | str) -> Literal[4, 8] | None:
+    """Returns the bits of a draft beside a target of such bits. Those of a GPU save memory, and a draft has little."""
+    return bits if torch.device(device).type == "cpu" else None
 
 
 def load_embedded_pair(
@@ -233,7 +271,7 @@ def load_embedded_pair(
 
     Args:
         dtype, device: as in :func:`load_model`, of both models.
-        bits: as there, of the target.
+        bits: as there, of the target, and on a CPU of both models.
 
     Example:
         >>> from specdec import load_embedded_pair
@@ -243,7 +281,7 @@ def load_embedded_pair(
     """
     folder = Path(str(resources.files("specdec") / "embedded"))
     target = load_model(folder / "target", dtype, device, bits=bits, name="target")
-    draft = load_model(folder / "draft", dtype, device, name="draft")
+    draft = load_model(folder / "draft", dtype, device, bits=bits_of_draft(bits, device), name="draft")
     return target, draft, load_tokenizer("tokenizer", folder / "tokenizer")
 
 
