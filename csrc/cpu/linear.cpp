@@ -19,7 +19,7 @@ namespace {
 
 constexpr int64_t kTileRows = 6;               // at most: their sums with two outputs fit into 16 registers
 constexpr int64_t kMostInputs = 1024;          // of a part of the weights that stays in a cache
-constexpr int64_t kMostBlockRows = 6;          // that are multiplied by blocks of weights, instead of floats
+constexpr int64_t kMostBlockRows = 8;          // that are multiplied by blocks of weights, instead of floats
 constexpr int64_t kExpandedRows = 48;          // are multiplied by weights that were expanded
 constexpr int64_t kExpandedOutputs = 8;        // of which there are so many
 constexpr int64_t kGrainProducts = 64 * 1024;  // are worth a thread
@@ -45,24 +45,32 @@ SPECDEC_BODY void tile(const LinearParams& params, int64_t row, int64_t output, 
   const char* weights = params.weight + output * bytes;
   Vector sums[kPadded] = {};
   if (inputs.before) std::memcpy(sums, inputs.before, kSums * sizeof(Vector));
-  for (int64_t k = 0; k < whole; k += Group::kVectors * kWidth) {
+  constexpr int kPart = Group::kVectors * kWidth, kGroup = Group::kParts * kPart;
+  for (int64_t k = 0; k < whole; k += kGroup) {
     Group groups[kOutputs];
 #pragma GCC unroll 8
-    for (int o = 0; o < kOutputs; ++o) {
-      groups[o] = Group::read(weights + o * bytes, inputs.first + k);
-      if (kAhead) __builtin_prefetch(Group::at(weights + (kOutputs + o) * bytes, inputs.first + k), 0, 2);
-    }
+    for (int o = 0; o < kOutputs; ++o) groups[o] = Group::read(weights + o * bytes, inputs.first + k);
+    for (int part = 0; part < Group::kParts; ++part) {
+      if (kAhead) {
 #pragma GCC unroll 8
-    for (int i = 0; i < Group::kVectors; ++i) {
-      Vector w[kOutputs];
+        for (int o = 0; o < kOutputs; ++o) {
+          const Weight* next = Group::at(weights + (kOutputs + o) * bytes, inputs.first + k);
+          __builtin_prefetch(reinterpret_cast<const char*>(next) + part * sizeof(Weight) / Group::kParts, 0,
+                             2);  // into the second cache
+        }
+      }
 #pragma GCC unroll 8
-      for (int o = 0; o < kOutputs; ++o) Group::expand(groups[o], i, &w[o]);
+      for (int i = 0; i < Group::kVectors; ++i) {
+        Vector w[kOutputs];
 #pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) {
-        Vector v;
-        std::memcpy(&v, x + r * stride + k + i * kWidth, sizeof(Vector));
+        for (int o = 0; o < kOutputs; ++o) Group::expand(groups[o], part, i, &w[o]);
 #pragma GCC unroll 8
-        for (int o = 0; o < kOutputs; ++o) sums[r * kOutputs + o] += v * w[o];
+        for (int r = 0; r < kRows; ++r) {
+          Vector v;
+          std::memcpy(&v, x + r * stride + k + part * kPart + i * kWidth, sizeof(Vector));
+#pragma GCC unroll 8
+          for (int o = 0; o < kOutputs; ++o) sums[r * kOutputs + o] += v * w[o];
+        }
       }
     }
   }
@@ -159,11 +167,13 @@ SPECDEC_BODY void range(const LinearParams& params, int64_t begin, int64_t end) 
     case 6:
       return few_rows<kWidth, 6, kOutputs, Weight>(params, begin, end);
   }
-  if constexpr (kWidth == 16) {
-    if (params.rows == 7) return few_rows<kWidth, 7, 3, Weight>(params, begin, end);
-    if (params.rows == 8) return few_rows<kWidth, 8, 3, Weight>(params, begin, end);
+  constexpr bool kBlocks = Group<kWidth, Weight>::kInputs > 1;  // which were expanded for more rows than these
+  if constexpr (kWidth == 16 || kBlocks) {
+    constexpr int kFewer = kWidth == 16 ? 3 : 1;
+    if (params.rows == 7) return few_rows<kWidth, 7, kFewer, Weight>(params, begin, end);
+    if (params.rows == 8) return few_rows<kWidth, 8, kFewer, Weight>(params, begin, end);
   }
-  if constexpr (Group<kWidth, Weight>::kInputs == 1) {  // blocks were expanded for so many rows
+  if constexpr (!kBlocks) {
     const int64_t tiles = (params.rows + kTileRows - 1) / kTileRows;
     switch ((params.rows + tiles - 1) / tiles) {
       case 4:

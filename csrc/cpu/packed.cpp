@@ -16,13 +16,15 @@ SPECDEC_BODY void expand_blocks(const ExpandParams& params, int64_t begin, int64
   const int64_t inputs = params.layer.inputs, bytes = inputs / Group::kInputs * static_cast<int64_t>(sizeof(Block));
   float* out = params.out;
   for (int64_t output = begin; output < end; ++output) {
-    for (int64_t k = 0; k < inputs; k += Group::kVectors * kWidth) {
+    for (int64_t k = 0; k < inputs; k += Group::kInputs) {
       const Group group = Group::read(params.layer.weight + output * bytes, k);
+      for (int part = 0; part < Group::kParts; ++part) {
 #pragma GCC unroll 8
-      for (int i = 0; i < Group::kVectors; ++i, out += kWidth) {
-        typename Lanes<kWidth>::Vector w;
-        Group::expand(group, i, &w);
-        std::memcpy(out, &w, sizeof(w));
+        for (int i = 0; i < Group::kVectors; ++i, out += kWidth) {
+          typename Lanes<kWidth>::Vector w;
+          Group::expand(group, part, i, &w);
+          std::memcpy(out, &w, sizeof(w));
+        }
       }
     }
   }
