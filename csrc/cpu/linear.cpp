@@ -19,9 +19,6 @@ namespace {
 
 constexpr int64_t kTileRows = 6;               // at most: their sums with two outputs fit into 16 registers
 constexpr int64_t kMostInputs = 1024;          // of a part of the weights that stays in a cache
-constexpr int64_t kMostBlockRows = 8;          // that are multiplied by blocks of weights, instead of floats
-constexpr int64_t kExpandedRows = 48;          // are multiplied by weights that were expanded
-constexpr int64_t kExpandedOutputs = 8;        // of which there are so many
 constexpr int64_t kGrainProducts = 64 * 1024;  // are worth a thread
 
 // Some of a layer's inputs, from `first` on, `kept` says where the sums of those before are, and where those of these
@@ -99,12 +96,25 @@ SPECDEC_BODY void tile(const LinearParams& params, int64_t row, int64_t output, 
 }
 
 template <int kWidth, int kRows, int kOutputs, class Weight>
-SPECDEC_BODY void few_rows(const LinearParams& params, int64_t begin, int64_t end) {
+SPECDEC_BODY void few_rows(const LinearParams& params, int64_t begin, int64_t end, int64_t row = 0) {
   const Inputs all = {0, params.inputs, nullptr, nullptr};
   int64_t output = begin;
   for (; output + kOutputs <= end; output += kOutputs)
-    tile<kWidth, kRows, kOutputs, true, Weight>(params, 0, output, all);
-  for (; output < end; ++output) tile<kWidth, kRows, 1, true, Weight>(params, 0, output, all);
+    tile<kWidth, kRows, kOutputs, true, Weight>(params, row, output, all);
+  for (; output < end; ++output) tile<kWidth, kRows, 1, true, Weight>(params, row, output, all);
+}
+
+// For every kRows rows, of at least so many, blocks are expanded anew, from a cache.
+template <int kWidth, int kRows, class Weight>
+SPECDEC_BODY void many_rows_of_blocks(const LinearParams& params, int64_t begin, int64_t end) {
+  constexpr int64_t kChunk = 12;
+  for (int64_t output = begin; output < end; output += kChunk) {
+    for (int64_t row = 0; row < params.rows; row += kRows) {
+      // The last tile of all begins before its place.
+      const int64_t at = std::min(row, params.rows - kRows);
+      few_rows<kWidth, kRows, kWidth == 16 ? 3 : 1, Weight>(params, output, std::min(output + kChunk, end), at);
+    }
+  }
 }
 
 // Some weights stay in the nearest cache while a block of rows is multiplied by them, whose sums are kept in memory
@@ -167,13 +177,23 @@ SPECDEC_BODY void range(const LinearParams& params, int64_t begin, int64_t end) 
     case 6:
       return few_rows<kWidth, 6, kOutputs, Weight>(params, begin, end);
   }
-  constexpr bool kBlocks = Group<kWidth, Weight>::kInputs > 1;  // which were expanded for more rows than these
-  if constexpr (kWidth == 16 || kBlocks) {
-    constexpr int kFewer = kWidth == 16 ? 3 : 1;
-    if (params.rows == 7) return few_rows<kWidth, 7, kFewer, Weight>(params, begin, end);
-    if (params.rows == 8) return few_rows<kWidth, 8, kFewer, Weight>(params, begin, end);
-  }
-  if constexpr (!kBlocks) {
+  if constexpr (Group<kWidth, Weight>::kInputs > 1) {
+    const int64_t tiles = (params.rows + 7) / 8;
+    switch ((params.rows + tiles - 1) / tiles) {
+      case 5:
+        return many_rows_of_blocks<kWidth, 5, Weight>(params, begin, end);
+      case 6:
+        return many_rows_of_blocks<kWidth, 6, Weight>(params, begin, end);
+      case 7:
+        return many_rows_of_blocks<kWidth, 7, Weight>(params, begin, end);
+      default:
+        return many_rows_of_blocks<kWidth, 8, Weight>(params, begin, end);
+    }
+  } else {
+    if constexpr (kWidth == 16) {
+      if (params.rows == 7) return few_rows<kWidth, 7, 3, Weight>(params, begin, end);
+      if (params.rows == 8) return few_rows<kWidth, 8, 3, Weight>(params, begin, end);
+    }
     const int64_t tiles = (params.rows + kTileRows - 1) / kTileRows;
     switch ((params.rows + tiles - 1) / tiles) {
       case 4:
@@ -210,25 +230,32 @@ SPECDEC_BODY void by_stored(const LinearParams& params, int64_t begin, int64_t e
 
 SPECDEC_BY_INSTRUCTION_SET(by_stored, LinearParams)
 
-// For many rows, blocks are expanded once, and are then numbers like any others.
-template <class Run>
-void run_expanded(const LinearParams& params, int64_t begin, int64_t end, const Run& run) {
-  std::vector<float> weights(kExpandedOutputs * params.inputs);
-  LinearParams some = params;
-  some.weight = reinterpret_cast<const char*>(weights.data()), some.stored = Stored::kFloat32;
-  for (int64_t first = 0; first < params.rows; first += kExpandedRows) {
-    some.x = params.x + first * params.inputs, some.rows = std::min(params.rows - first, kExpandedRows);
-    for (int64_t output = begin; output < end; output += kExpandedOutputs) {
-      const int64_t last = std::min(output + kExpandedOutputs, end);
-      expand(params, output, last, weights.data());
-      some.bias = params.bias ? params.bias + output : nullptr;
-      some.y = params.y + first * params.outputs + output;
-      run(some, 0, last - output);
-    }
-  }
-}
+template <class Weight>
+constexpr BlockSize kSizeOf = {Group<4, Weight>::kInputs, sizeof(Weight)};
 
 }  // namespace
+
+BlockSize block_size(Stored stored) {
+  switch (stored) {
+    case Stored::kFloat32:
+      return kSizeOf<float>;
+    case Stored::kFloat16:
+      return kSizeOf<Float16>;
+    case Stored::kBFloat16:
+      return kSizeOf<BFloat16>;
+    case Stored::kQ4_0:
+      return kSizeOf<Q4_0>;
+    case Stored::kQ4_1:
+      return kSizeOf<Q4_1>;
+    case Stored::kQ8_0:
+      return kSizeOf<Q8_0>;
+    case Stored::kQ4_K:
+      return kSizeOf<Q4_K>;
+    case Stored::kQ6_K:
+      return kSizeOf<Q6_K>;
+  }
+  return {0, 0};
+}
 
 void linear(const LinearParams* layers, int64_t count) {
   if (count == 0) return;
@@ -239,9 +266,7 @@ void linear(const LinearParams* layers, int64_t count) {
   parallel_for(outputs, (kGrainProducts + products - 1) / products, [&](int64_t begin, int64_t end) {
     for (const LinearParams* layer = layers; layer != layers + count; ++layer) {
       const int64_t first = std::max<int64_t>(begin, 0), last = std::min(end, layer->outputs);
-      const bool expanded = block_size(layer->stored).inputs > 1 && layer->rows > kMostBlockRows;
-      if (first < last && expanded) run_expanded(*layer, first, last, run);
-      if (first < last && !expanded) run(*layer, first, last);
+      if (first < last) run(*layer, first, last);
       begin -= layer->outputs, end -= layer->outputs;
     }
   });

@@ -33,9 +33,6 @@ struct LinearParams {
   int64_t rows, inputs, outputs;
 };
 
-// Rows [begin, end) of a layer's weights, which are in blocks, as floats: out[end - begin, inputs].
-void expand(const LinearParams& layer, int64_t begin, int64_t end, float* out);
-
 // Layers of the same x, in one go.
 void linear(const LinearParams* layers, int64_t count);
 
