@@ -30,6 +30,7 @@ SPECDEC_BODY void halves(const Vector& a, const Vector& b, Vector* out, std::ind
 template <int kWidth, int kGroup = kWidth, class Vector>
 SPECDEC_BODY void add_lanes(Vector* vectors) {
   if constexpr (kGroup > 1) {
+#pragma GCC unroll 8
     for (int i = 0; i < kGroup / 2; ++i) {
       Vector lower, upper;
       const auto lanes = std::make_index_sequence<kWidth>();

@@ -41,7 +41,10 @@ SPECDEC_BODY void tile(const LinearParams& params, int64_t row, int64_t output, 
   const float* x = params.x + row * stride + inputs.first;
   const char* weights = params.weight + output * bytes;
   Vector sums[kPadded] = {};
-  if (inputs.before) std::memcpy(sums, inputs.before, kSums * sizeof(Vector));
+  if (inputs.before) {
+#pragma GCC unroll 24
+    for (int i = 0; i < kSums; ++i) std::memcpy(&sums[i], inputs.before + i * kWidth, sizeof(Vector));
+  }
   constexpr int kPart = Group::kVectors * kWidth, kGroup = Group::kParts * kPart;
   for (int64_t k = 0; k < whole; k += kGroup) {
     Group groups[kOutputs];
@@ -73,6 +76,7 @@ SPECDEC_BODY void tile(const LinearParams& params, int64_t row, int64_t output, 
   }
   if constexpr (Group::kInputs == 1) {
     if (const int64_t rest = inputs.count - whole; rest > 0) {
+#pragma GCC unroll 24
       for (int i = 0; i < kSums; ++i) {
         Vector v, w;
         widen_some<kWidth>(x + i / kOutputs * stride + whole, rest, &v);
@@ -82,7 +86,8 @@ SPECDEC_BODY void tile(const LinearParams& params, int64_t row, int64_t output, 
     }
   }
   if (inputs.after) {
-    std::memcpy(inputs.after, sums, kSums * sizeof(Vector));
+#pragma GCC unroll 24
+    for (int i = 0; i < kSums; ++i) std::memcpy(inputs.after + i * kWidth, &sums[i], sizeof(Vector));
     return;
   }
 #pragma GCC unroll 8
@@ -206,29 +211,42 @@ SPECDEC_BODY void range(const LinearParams& params, int64_t begin, int64_t end) 
   }
 }
 
-template <int kWidth>
-SPECDEC_BODY void by_stored(const LinearParams& params, int64_t begin, int64_t end) {
-  switch (params.stored) {
-    case Stored::kFloat32:
-      return range<kWidth, float>(params, begin, end);
+// A function for each kind of weights, as compilers keep fewer sums in registers in a larger one.
+#define SPECDEC_LINEAR_OF(name, Weight)                                            \
+  template <int kWidth>                                                            \
+  SPECDEC_BODY void name(const LinearParams& params, int64_t begin, int64_t end) { \
+    range<kWidth, Weight>(params, begin, end);                                     \
+  }                                                                                \
+  SPECDEC_BY_INSTRUCTION_SET(name, LinearParams)
+SPECDEC_LINEAR_OF(of_float32, float)
+SPECDEC_LINEAR_OF(of_float16, Float16)
+SPECDEC_LINEAR_OF(of_bfloat16, BFloat16)
+SPECDEC_LINEAR_OF(of_q4_0, Q4_0)
+SPECDEC_LINEAR_OF(of_q4_1, Q4_1)
+SPECDEC_LINEAR_OF(of_q8_0, Q8_0)
+SPECDEC_LINEAR_OF(of_q4_k, Q4_K)
+SPECDEC_LINEAR_OF(of_q6_k, Q6_K)
+
+auto by_stored_in_use(Stored stored) {
+  switch (stored) {
     case Stored::kFloat16:
-      return range<kWidth, Float16>(params, begin, end);
+      return of_float16_in_use();
     case Stored::kBFloat16:
-      return range<kWidth, BFloat16>(params, begin, end);
+      return of_bfloat16_in_use();
     case Stored::kQ4_0:
-      return range<kWidth, Q4_0>(params, begin, end);
+      return of_q4_0_in_use();
     case Stored::kQ4_1:
-      return range<kWidth, Q4_1>(params, begin, end);
+      return of_q4_1_in_use();
     case Stored::kQ8_0:
-      return range<kWidth, Q8_0>(params, begin, end);
+      return of_q8_0_in_use();
     case Stored::kQ4_K:
-      return range<kWidth, Q4_K>(params, begin, end);
+      return of_q4_k_in_use();
     case Stored::kQ6_K:
-      return range<kWidth, Q6_K>(params, begin, end);
+      return of_q6_k_in_use();
+    default:
+      return of_float32_in_use();
   }
 }
-
-SPECDEC_BY_INSTRUCTION_SET(by_stored, LinearParams)
 
 template <class Weight>
 constexpr BlockSize kSizeOf = {Group<4, Weight>::kInputs, sizeof(Weight)};
@@ -262,11 +280,10 @@ void linear(const LinearParams* layers, int64_t count) {
   int64_t outputs = 0;
   for (int64_t i = 0; i < count; ++i) outputs += layers[i].outputs;
   const int64_t products = std::max<int64_t>(layers[0].rows * layers[0].inputs, 1);
-  const auto run = by_stored_in_use();
   parallel_for(outputs, (kGrainProducts + products - 1) / products, [&](int64_t begin, int64_t end) {
     for (const LinearParams* layer = layers; layer != layers + count; ++layer) {
       const int64_t first = std::max<int64_t>(begin, 0), last = std::min(end, layer->outputs);
-      if (first < last) run(*layer, first, last);
+      if (first < last) by_stored_in_use(layer->stored)(*layer, first, last);
       begin -= layer->outputs, end -= layer->outputs;
     }
   });
