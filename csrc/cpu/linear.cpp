@@ -45,6 +45,7 @@ SPECDEC_BODY void tile(const LinearParams& params, int64_t row, int64_t output, 
 #pragma GCC unroll 24
     for (int i = 0; i < kSums; ++i) std::memcpy(&sums[i], inputs.before + i * kWidth, sizeof(Vector));
   }
+  constexpr int kTilesAhead = Group::kInputs == 32 ? 4 : 1;  // rows of few bytes are read before they have arrived
   constexpr int kPart = Group::kVectors * kWidth, kGroup = Group::kParts * kPart;
   for (int64_t k = 0; k < whole; k += kGroup) {
     Group groups[kOutputs];
@@ -54,7 +55,7 @@ SPECDEC_BODY void tile(const LinearParams& params, int64_t row, int64_t output, 
       if (kAhead) {
 #pragma GCC unroll 8
         for (int o = 0; o < kOutputs; ++o) {
-          const Weight* next = Group::at(weights + (kOutputs + o) * bytes, inputs.first + k);
+          const Weight* next = Group::at(weights + (kTilesAhead * kOutputs + o) * bytes, inputs.first + k);
           __builtin_prefetch(reinterpret_cast<const char*>(next) + part * sizeof(Weight) / Group::kParts, 0,
                              2);  // into the second cache
         }

@@ -91,7 +91,7 @@ def load_model(
     with hub_or_cache(name, path):
         if bits is not None and torch.device(device).type == "cpu":
             _check_packing(path, dtype, bits)
-            model = _pack(_load(path, "auto", device, None, name), PACKINGS[bits])
+            model = _packed(_load(path, "auto", device, None, name), bits)
         else:
             model = _load(path, dtype, device, bits, name)
             model = model if bits is not None else _computing(model, dtype)
@@ -145,8 +145,10 @@ def _check_packing(path: str | os.PathLike, dtype: torch.dtype | str, bits: int)
         refuse("bits", f"{bits} on a CPU without native code", "None")
 
 
-def _pack(model: PreTrainedModel, packing: Packing) -> PreTrainedModel:
-    packed = pack_weights(model, packing)
+def _packed(model: PreTrainedModel, bits: Literal[4, 8]) -> PreTrainedModel:
+    packed = pack_weights(model, PACKINGS[bits])
+    if not packed:
+        refuse("bits", f"{bits} for weights that are in no rows of whole blocks", "None for them")
     if (share := packed / num_parameters(model)) < MOST:
         told = f"bits: {share:.0%} of the model's parameters are packed; the layers of the others cannot be"
         warnings.warn(told, RuntimeWarning, stacklevel=3)

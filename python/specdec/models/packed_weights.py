@@ -104,6 +104,13 @@ def is_packed(module: object) -> bool:
     return isinstance(module, PackedLinear | PackedEmbedding)
 
 
+def width_of(module: nn.Linear | nn.Embedding) -> int:
+    """Returns how many numbers a row of its weights has."""
+    if is_packed(module):
+        return module.in_features if isinstance(module, nn.Linear) else module.embedding_dim
+    return module.weight.shape[-1]
+
+
 def rows_of(module: nn.Linear | nn.Embedding, rows: torch.Tensor) -> torch.Tensor:
     """Returns the rows [..., width] of a layer's weights with the numbers ``rows`` [...], as floats."""
     weight = module.weight.detach()
@@ -115,8 +122,7 @@ def num_parameters(module: nn.Module) -> int:
     """Returns how many numbers the parameters of a model, or of a part of it, stand for."""
     counts = {id(p): p.numel() for p in module.parameters()}
     for part in module.modules():
-        if isinstance(part, PackedLinear):
-            counts[id(part.weight)] = part.out_features * part.in_features
-        elif isinstance(part, PackedEmbedding):
-            counts[id(part.weight)] = part.weight.shape[0] * cast(nn.Embedding, part).embedding_dim
+        if is_packed(part):
+            packed = cast(nn.Linear, part)
+            counts[id(packed.weight)] = packed.weight.shape[0] * width_of(packed)
     return sum(counts.values())
