@@ -115,11 +115,9 @@ template <int kWidth, int kRows, class Weight>
 SPECDEC_BODY void many_rows_of_blocks(const LinearParams& params, int64_t begin, int64_t end) {
   constexpr int64_t kChunk = 12;
   for (int64_t output = begin; output < end; output += kChunk) {
-    for (int64_t row = 0; row < params.rows; row += kRows) {
-      // The last tile of all begins before its place.
-      const int64_t at = std::min(row, params.rows - kRows);
-      few_rows<kWidth, kRows, kWidth == 16 ? 3 : 1, Weight>(params, output, std::min(output + kChunk, end), at);
-    }
+    const int64_t last = std::min(output + kChunk, end), last_row = params.rows - kRows;
+    for (int64_t row = 0; row < params.rows; row += kRows)
+      few_rows<kWidth, kRows, kWidth == 16 ? 3 : 1, Weight>(params, output, last, std::min(row, last_row));
   }
 }
 
@@ -166,7 +164,9 @@ SPECDEC_BODY void many_rows(const LinearParams& params, int64_t begin, int64_t e
 
 template <int kWidth, class Weight>
 SPECDEC_BODY void range(const LinearParams& params, int64_t begin, int64_t end) {
+  constexpr bool kBlocks = Group<kWidth, Weight>::kInputs > 1;
   constexpr int kOutputs = kWidth == 16 ? 4 : 2;  // what 32 or 16 registers hold
+  constexpr int kFewer = kWidth < 16 && kBlocks ? 1 : kOutputs;
   switch (params.rows) {
     case 0:
       return;
@@ -179,11 +179,11 @@ SPECDEC_BODY void range(const LinearParams& params, int64_t begin, int64_t end) 
     case 4:
       return few_rows<kWidth, 4, kOutputs, Weight>(params, begin, end);
     case 5:
-      return few_rows<kWidth, 5, kOutputs, Weight>(params, begin, end);
+      return few_rows<kWidth, 5, kFewer, Weight>(params, begin, end);
     case 6:
-      return few_rows<kWidth, 6, kOutputs, Weight>(params, begin, end);
+      return few_rows<kWidth, 6, kFewer, Weight>(params, begin, end);
   }
-  if constexpr (Group<kWidth, Weight>::kInputs > 1) {
+  if constexpr (kBlocks) {
     const int64_t tiles = (params.rows + 7) / 8;
     switch ((params.rows + tiles - 1) / tiles) {
       case 5:

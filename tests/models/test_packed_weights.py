@@ -214,6 +214,12 @@ def test_what_loading_refuses(folder, monkeypatch):
         load_model(folder, bits=8)
 
 
+def test_bits_on_a_gpu_need_their_library(folder, monkeypatch):
+    monkeypatch.setattr(loading.importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(ValueError, match="bits: got 8 without bitsandbytes, allowed: None, or: pip install"):
+        loading._bitsandbytes(8, folder)
+
+
 def test_a_model_that_can_be_packed_in_part(tmp_path):
     """Conv1D of GPT-2 is no nn.Linear."""
     model_of("gpt2").save_pretrained(tmp_path)
