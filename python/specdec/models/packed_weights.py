@@ -50,7 +50,8 @@ class StoredEmbedding:
     def rows(self, tokens: torch.Tensor) -> torch.Tensor | None:
         """Returns the rows [n, width] of the table for tokens [n]; None: the table is of the dtype that it computes
         in."""
-        return F.embedding(tokens, self.weight).float() if self.weight.dtype == torch.bfloat16 else None
+        narrow = self.weight.dtype in (torch.bfloat16, torch.float16)
+        return F.embedding(tokens, self.weight).float() if narrow else None
 
 
 class PackedEmbedding(StoredEmbedding):

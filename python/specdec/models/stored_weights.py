@@ -24,7 +24,8 @@ from .free_memory import free_memory, size_text
 from .linear import NativeLinear, has_native, is_plain
 from .packed_weights import StoredEmbedding, pack
 
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+HALVES = (torch.bfloat16, torch.float16)
+FLOATS = (torch.float32, *HALVES)
 ROWS_AT_ONCE = 4096  # of a weight, as temporary copies of them are made
 
 
@@ -37,12 +38,13 @@ class _ComputesInFloat32:
         return torch.promote_types(torch.float32, next(p.dtype for p in self.parameters() if p.is_floating_point()))
 
 
-class _Packed:
+class Packed:
     """Of a ``PreTrainedModel``."""
 
     def save_pretrained(self: Any, *args: Any, **kwargs: Any) -> None:
         raise ValueError(
-            "model: its weights are packed, and files of transformers have none; load it without bits to save it"
+            "model: its weights are packed, and files of transformers have none; to save it, load it without bits, or "
+            "the folder that specdec convert writes of its GGUF file"
         )
 
 
@@ -52,16 +54,16 @@ def stores_bfloat16(model: nn.Module) -> bool:
 
 
 def compute_in_float32(model: PreTrainedModel) -> PreTrainedModel:
-    """Makes a model of bfloat16 on a CPU compute in float32, in place, and returns it. The weights of its linear layers
-    and embeddings stay as they are; all others become float32, experts among them; without native code all do. If they
-    do not fit the memory, it stays as it was, with a warning."""
-    linear, embeddings = _kept(model, torch.bfloat16) if has_native() else ([], [])
+    """Makes a model on a CPU compute in float32, in place, and returns it. Weights of 16 bits of its linear layers and
+    embeddings stay as they are; all others become float32, experts among them; without native code all do. If they do
+    not fit the memory, it stays as it was, with a warning."""
+    linear, embeddings = _kept(model, *HALVES) if has_native() else ([], [])
     kept = {id(module.weight) for module in (*linear, *embeddings)}
     rest = [
         tensor
         for module in model.modules()
         for tensor in (*module._parameters.values(), *module._buffers.values())
-        if tensor is not None and tensor.is_floating_point() and id(tensor) not in kept
+        if tensor is not None and tensor.is_floating_point() and tensor.dtype != torch.float32 and id(tensor) not in kept
     ]
     size, free = 4 * sum({id(tensor): tensor.numel() for tensor in rest}.values()), free_memory(model.device)
     if free is not None and size > free:
@@ -108,7 +110,7 @@ def pack_weights(model: PreTrainedModel, packing: Packing) -> int:
             pack(cast(nn.Linear, module), shared, packing)
         del weight
     compute_in_float32(model)
-    reclass(model, _Packed)
+    reclass(model, Packed)
     return packed
 
 
