@@ -28,8 +28,9 @@ from specdec_kernels import Packing
 from ..checks import refuse
 from .adapters import add_adapter, refuse_adapter, require_adapter
 from .cpu_units import OF_BFLOAT16, cpu_units
+from .gguf_file import read_gguf
 from .linear import has_native
-from .model_folder import CONFIG, TOKENIZER, VOCABULARY, WEIGHTS, hub_or_cache, require_folder
+from .model_folder import CONFIG, TOKENIZER, VOCABULARY, WEIGHTS, hub_or_cache, is_gguf, require_folder
 from .packed_weights import num_parameters
 from .reduced_head import SIZE, load_reduced
 from .stored_weights import compute_in_float32, pack_weights
@@ -51,8 +52,9 @@ def load_model(
     """Loads a causal language model, in evaluation mode.
 
     Args:
-        path: a folder with config.json and *.safetensors, or the name of a model on the Hugging Face hub. The weights
-            may be quantised, if the library that config.json requires is installed.
+        path: a folder with config.json and *.safetensors, the name of a model on the Hugging Face hub, or a GGUF file.
+            The weights of a folder may be quantised, if the library that config.json requires is installed. Those of a
+            GGUF file stay packed as they are, on a CPU, and the model computes in float32 (``gguf_model``).
         dtype: the dtype of the weights, or of the computation if they are quantised: a torch dtype, its name, or
             "auto" for the one in which they were saved. On a CPU, "auto" computes in float32 over weights that stay
             stored as bfloat16 (``stored_weights``); bfloat16 computes in bfloat16, with a warning where the CPU has no
@@ -84,6 +86,10 @@ def load_model(
     if dtype not in (*allowed, *names, "auto"):
         raise ValueError(f"dtype: got {dtype!r}, allowed: auto, {', '.join(names)}")
     _require_device(device)
+    if is_gguf(path):
+        from .gguf_model import load_gguf
+
+        return load_gguf(path, dtype, device, adapter=adapter, bits=bits, name=name)
     refuse_adapter(name, path)
     require_folder(name, path, CONFIG, WEIGHTS)
     if adapter is not None:
@@ -169,8 +175,12 @@ def _computing(model: PreTrainedModel, dtype: torch.dtype | str) -> PreTrainedMo
 
 
 def read_config(name: str, path: str | os.PathLike) -> PreTrainedConfig:
-    """The configuration of a folder or hub name. Raises OSError or ValueError naming ``name``, the caller's name for
-    ``path``."""
+    """The configuration of a folder, hub name or GGUF file. Raises OSError or ValueError naming ``name``, the caller's
+    name for ``path``."""
+    if is_gguf(path):
+        from .gguf_config import configuration
+
+        return configuration(read_gguf(path, name))
     refuse_adapter(name, path)
     with hub_or_cache(name, path):
         try:
@@ -246,7 +256,8 @@ def load_pair(
         >>> target.dtype, target.training
         (torch.float32, False)
     """
-    require_folder("target", target, CONFIG, WEIGHTS, TOKENIZER)
+    if not is_gguf(target):
+        require_folder("target", target, CONFIG, WEIGHTS, TOKENIZER)
     tokenizer = load_tokenizer("target", target)
     try:
         draft_tokenizer = load_tokenizer("draft", draft)
@@ -302,7 +313,12 @@ def require_same_vocabulary(target: PreTrainedTokenizerBase, draft: PreTrainedTo
 
 
 def load_tokenizer(name: str, path: str | os.PathLike) -> PreTrainedTokenizerBase:
-    """Loads the tokenizer of a folder or hub name. Raises OSError naming ``name``, the caller's name for ``path``."""
+    """Loads the tokenizer of a folder, hub name or GGUF file. Raises OSError naming ``name``, the caller's name for
+    ``path``; ValueError, if a GGUF file has one that transformers has not."""
+    if is_gguf(path):
+        from .gguf_tokenizer import gguf_tokenizer
+
+        return gguf_tokenizer(read_gguf(path, name))
     require_folder(name, path, TOKENIZER)
     with hub_or_cache(name, path):
         try:
