@@ -39,7 +39,10 @@ def test_files_as_target_and_draft(tmp_path):
     assert pair.stdout == run("generate", "in", "--target", tmp_path / "folder", "--drafter", "none", *how).stdout != ""
     shape = run("roofline", tmp_path / "target.gguf", tmp_path / "draft.gguf", "--alpha", "0.8", "--json").stdout
     assert shape
-    for options, said in ((("--dtype", "bfloat16"), "--dtype: got bfloat16"), (("--adapter", "x"), "--adapter: got 'x'")):
+    for options, said in (
+        (("--dtype", "bfloat16"), "--dtype: got bfloat16"),
+        (("--adapter", "x"), "--adapter: got 'x'"),
+    ):
         shown = refused("generate", "in", "--target", tmp_path / "target.gguf", "--drafter", "lookup", *options, *how)
         assert said in shown and "specdec convert" in shown
 

@@ -42,11 +42,20 @@ def test_packed_weights_are_exact_in_float32(kind, stored, tmp_path):
 def test_it_is_what_transformers_loads(kind, tmp_path):
     write_gguf(tmp_path / "model.gguf", kind, stored="Q8_0")
     convert_gguf(tmp_path / "model.gguf", tmp_path / "model")
-    made, theirs = load_model(tmp_path / "model"), AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf")
+    made, theirs = (
+        load_model(tmp_path / "model"),
+        AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf"),
+    )
     assert made.state_dict().keys() == theirs.state_dict().keys()
     for name, weight in theirs.state_dict().items():
         assert torch.equal(made.state_dict()[name], weight), name
-    of_both = {"rope_parameters", "num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "tie_word_embeddings"}
+    of_both = {
+        "rope_parameters",
+        "num_key_value_heads",
+        "max_position_embeddings",
+        "rms_norm_eps",
+        "tie_word_embeddings",
+    }
     for entry in of_both & theirs.config.to_dict().keys():
         assert getattr(made.config, entry) == getattr(theirs.config, entry), entry
 
@@ -76,7 +85,12 @@ def test_tokenizer_template_and_ends(tmp_path):
         ("gemma2", {"attention.value_length": 8}, {}, "gemma2.attention.value_length is 8, transformers has 16"),
         ("llama", {"rope.dimension_count": 8, "attention.key_length": 16}, {}, "rope.dimension_count is 8, .* has 16"),
         ("llama", {"tokenizer.ggml.pre": "new"}, {}, r"tokenizer.ggml.pre new"),
-        ("llama", {}, {"blk.1.attn_q.bias": np.ones(64, np.float32)}, "1 tensors that its model has not, .* 'blk.1.attn_q.bias'"),
+        (
+            "llama",
+            {},
+            {"blk.1.attn_q.bias": np.ones(64, np.float32)},
+            "1 tensors that its model has not, .* 'blk.1.attn_q.bias'",
+        ),
         ("llama", {}, {"rope_freqs.weight": np.full(8, 3, np.float32)}, "other factors"),
         ("llama", {"feed_forward_length": 32}, {}, r"'blk.0.ffn_gate.weight' is \[64, 32\], the model's \[32, 32\]"),
         ("llama", {"tokenizer.ggml.tokens": None}, {}, "has no vocabulary"),

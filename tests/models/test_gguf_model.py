@@ -71,7 +71,9 @@ def test_weights_stay_as_the_file_stores_them(kind, stored, tmp_path):
 def test_other_types_are_expanded_and_said_to_be(stored, tmp_path):
     kind = "llama, wide" if stored.endswith("K") else "llama"
     written = write_gguf(tmp_path / "model.gguf", kind, stored=stored)
-    with pytest.warns(RuntimeWarning, match=rf"draft: weights of {stored} .*model.gguf' are expanded .* [0-9.]+ [KM]iB"):
+    with pytest.warns(
+        RuntimeWarning, match=rf"draft: weights of {stored} .*model.gguf' are expanded .* [0-9.]+ [KM]iB"
+    ):
         model = load_model(tmp_path / "model.gguf", name="draft")
     assert type(model.model.layers[0].mlp.up_proj) is nn.Linear
     ids = prompts(1, 5, 9, seed=3)
@@ -86,7 +88,10 @@ def test_a_type_that_gguf_cannot_expand(tmp_path, monkeypatch):
         raise NotImplementedError
 
     monkeypatch.setattr("gguf.dequantize", missing)
-    with pytest.warns(RuntimeWarning), pytest.raises(ValueError, match="tensor '.*' is of type Q5_0, which gguf cannot"):
+    with (
+        pytest.warns(RuntimeWarning),
+        pytest.raises(ValueError, match="tensor '.*' is of type Q5_0, which gguf cannot"),
+    ):
         load_model(tmp_path / "model.gguf")
 
 
@@ -111,8 +116,13 @@ def test_a_pair_of_files_decodes(tmp_path):
     folder, ids = load_model(tmp_path / "folder"), prompts(3, 4, 9, seed=1)
     texts = [
         SpeculativeDecoder(model, drafter, k).generate(ids, max_new_tokens=24, eos_token_id=[]).tokens
-        for model, drafter, k in ((target, None, 0), (target, draft, 3), (target, PromptLookupDrafter(), 5), (folder, None, 0))
-    ]  # fmt: skip
+        for model, drafter, k in (
+            (target, None, 0),
+            (target, draft, 3),
+            (target, PromptLookupDrafter(), 5),
+            (folder, None, 0),
+        )
+    ]
     assert texts[0] == texts[1] == texts[2] == texts[3]
 
 
@@ -170,7 +180,11 @@ def test_what_is_asked_beside_it_is_refused(given, said, tmp_path):
 
 
 def test_no_file(tmp_path, monkeypatch):
-    for load in (lambda p: load_model(p, name="draft"), lambda p: load_tokenizer("draft", p), lambda p: read_config("draft", p)):
+    for load in (
+        lambda p: load_model(p, name="draft"),
+        lambda p: load_tokenizer("draft", p),
+        lambda p: read_config("draft", p),
+    ):
         with pytest.raises(OSError, match="draft: there is no file '.*model.gguf'"):
             load(tmp_path / "model.gguf")
     with monkeypatch.context() as patch, pytest.raises(OSError, match=r"draft: .*pip install 'specdec\[gguf\]'"):

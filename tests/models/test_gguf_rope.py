@@ -16,9 +16,11 @@ from support.gguf_files import write_gguf
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-LLAMA31 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+LINEAR = {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}
 YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 32}
 OF_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+HALF = {**OF_YARN, "attention_factor": 0.5 * (1 + 0.1 * math.log(4))}
+LLAMA31 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
 def frequencies(model: Any) -> dict[str, Any]:
@@ -44,14 +46,14 @@ def long_and_short(pairs: int) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize(
     ("kind", "metadata", "tensors", "meant"),
     [
-        ("llama", {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}, {}, {"rope_type": "linear", "factor": 4.0}),
+        ("llama", LINEAR, {}, {"rope_type": "linear", "factor": 4.0}),
         ("gemma3_text", {"rope.scaling.factor": 8.0}, {}, {"rope_type": "linear", "factor": 8.0}),
         ("qwen2", YARN, {}, OF_YARN),
         ("qwen3", {**YARN, "rope.scaling.yarn_beta_fast": 16.0}, {}, {**OF_YARN, "beta_fast": 16.0}),
-        ("llama", {**YARN, "rope.scaling.attn_factor": 0.5}, {}, {**OF_YARN, "attention_factor": 0.5 + 0.05 * math.log(4)}),
+        ("llama", {**YARN, "rope.scaling.attn_factor": 0.5}, {}, HALF),
         ("llama", {}, {LLAMA3: divisors(32, 8, 5e4)}, {"rope_type": "llama3", "factor": 32.0, **LLAMA31}),
         ("llama", {}, {LLAMA3: np.ones(8, np.float32)}, {}),
-        ("llama", {"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, {}, {}),
+        ("llama", {**LINEAR, "rope.scaling.type": "none"}, {}, {}),
         ("phi3", {"rope.dimension_count": 4}, {}, {"partial_rotary_factor": 0.5}),
         (
             "phi3",
@@ -110,7 +112,7 @@ def test_yarn_is_what_llama_cpp_computes(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "metadata", "tensors", "said"),
     [
-        ("llama", {"rope.scaling.type": "longrope", "rope.scaling.factor": 4.0}, {}, "rope.scaling.type longrope, .*4.0"),
+        ("llama", {**LINEAR, "rope.scaling.type": "longrope"}, {}, "rope.scaling.type longrope, .*4.0"),
         ("llama", YARN, {LLAMA3: np.ones(8, np.float32)}, "rope_freqs.weight"),
         ("llama", {}, {LLAMA3: np.arange(1, 9, dtype=np.float32)}, r"other factors \(rope_freqs.weight\)"),
         ("llama", {}, {LLAMA3: np.full(7, 2, np.float32)}, r"other factors \(rope_freqs.weight\)"),

@@ -22,7 +22,8 @@ TEMPLATE = "{% for m in messages %}{{ m.content }}" + TURN + "{% endfor %}"
 _SIZES = {
     "vocab_size": len(TOKENS), "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128,
-    "rms_norm_eps": float(np.float32(1e-5)), "pad_token_id": None, "bos_token_id": 0, "eos_token_id": 1, "sliding_window": 8,
+    "rms_norm_eps": float(np.float32(1e-5)), "pad_token_id": None, "bos_token_id": 0, "eos_token_id": 1,
+    "sliding_window": 8,
 }  # fmt: skip
 # Of each architecture, what is particular.
 MODELS: Mapping[str, dict[str, Any]] = {
@@ -87,7 +88,7 @@ def write_gguf(
         rows = blocks(weight.numpy() + 1 if more else weight.numpy(), of_type)
         with torch.no_grad():
             weight.copy_(torch.from_numpy(gguf.dequantize(rows, of_type) - more))
-        if architecture == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):  # llama.cpp rotates neighbours
+        if architecture == "llama" and ("q_proj" in name or "k_proj" in name):  # llama.cpp rotates neighbours
             heads = rows.shape[0] // model.config.head_dim
             rows = rows.reshape(heads, 2, -1, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
         writer.add_tensor(of_file, rows.copy(), raw_dtype=of_type)

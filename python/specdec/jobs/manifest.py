@@ -89,8 +89,8 @@ def fingerprint(path: str) -> str:
     """Identifies a model or tokenizer without reading all of its weights.
 
     For a folder it is a digest of its configuration and tokenizer files, and of the size, the header and 64 samples of
-    4 KiB, evenly spread, of every safetensors file: training or quantising a model changes most of its bytes. For a GGUF
-    file it is the same of the file. For a hub name it is the revision.
+    4 KiB, evenly spread, of every safetensors file: training or quantising a model changes most of its bytes. For a
+    GGUF file it is the same of the file. For a hub name it is the revision.
     """
     folder = Path(path).expanduser()
     if not folder.is_dir() and not folder.is_file():

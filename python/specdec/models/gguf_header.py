@@ -108,7 +108,7 @@ def _place(cursor: _Cursor) -> tuple[tuple[int, ...], int, int]:
 
 
 def _tensor(name: str, kind: int, shape: tuple[int, ...], rest: torch.Tensor) -> StoredTensor:
-    block, size = block_sizes().get(kind, (0, 0))
+    block, size = _block(kind)
     if not block:
         raise ValueError(f"tensor {name!r} is of the unknown type {kind}")
     if not shape or shape[-1] % block:
@@ -119,8 +119,9 @@ def _tensor(name: str, kind: int, shape: tuple[int, ...], rest: torch.Tensor) ->
     return StoredTensor(kind, shape, rest[: math.prod(stored)].view(stored))
 
 
-def block_sizes() -> Mapping[int, tuple[int, int]]:
-    """Numbers and bytes of a block, by the type's id."""
+def _block(kind: int) -> tuple[int, int]:
+    """Numbers and bytes of a block; zeros of an unknown type."""
     from gguf import GGML_QUANT_SIZES
 
-    return GGML_QUANT_SIZES
+    sizes: Mapping[Any, tuple[int, int]] = GGML_QUANT_SIZES
+    return sizes.get(kind, (0, 0))

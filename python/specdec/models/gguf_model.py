@@ -101,10 +101,10 @@ def _tell_of_expanded(file: GgufFile, stored: bool) -> None:
 def _make_buffers(model: PreTrainedModel) -> None:
     """Those that are computed, such as frequencies, by what initialises them. Weights have no storage yet."""
     for module in model.modules():
-        computed = [name for name, buffer in module._buffers.items() if buffer is not None and buffer.is_meta]
-        for name in computed:
-            module._buffers[name] = torch.full_like(module._buffers[name], torch.nan, device="cpu")
+        computed = {name: buffer for name, buffer in module._buffers.items() if buffer is not None and buffer.is_meta}
         if computed:
+            of_cpu = {name: torch.full_like(buffer, torch.nan, device="cpu") for name, buffer in computed.items()}
+            module._buffers.update(of_cpu)
             model._init_weights(module)
 
 

@@ -78,7 +78,11 @@ def _of_llama3(config: Any, file: GgufFile) -> dict[str, Any]:
     trial.rope_parameters = {**config.rope_parameters, **more}
     meant, _ = ROPE_INIT_FUNCTIONS["llama3"](trial)
     exponents = torch.arange(len(meant)) / len(meant)
-    found = config.rope_parameters["rope_theta"] ** -exponents / divisors if len(divisors) == len(meant) else torch.zeros(())
+    found = (
+        config.rope_parameters["rope_theta"] ** -exponents / divisors
+        if len(divisors) == len(meant)
+        else torch.zeros(())
+    )
     if not torch.allclose(found, meant, rtol=1e-4, atol=0.0):
         file.refuse(f"its positions are scaled by other factors ({LLAMA3}) than those of Llama 3")
     return more

@@ -53,13 +53,12 @@ def gguf_tokenizer(file: GgufFile) -> PreTrainedTokenizerFast:
 
 
 def _convert(architecture: str, said: dict[str, Any]) -> tuple[Tokenizer, dict[str, Any]]:
-    try:
-        from transformers.integrations.gguf import convert_gguf_tokenizer
-    except ImportError:  # an earlier transformers
-        from transformers.integrations.ggml import convert_gguf_tokenizer
+    from transformers.integrations import ggml, gguf
 
-        architecture = {"gemma3": "gemma3_text"}.get(architecture, architecture)
-    return convert_gguf_tokenizer(architecture, said)
+    home: Any = gguf
+    if not hasattr(home, "convert_gguf_tokenizer"):  # an earlier transformers
+        home, architecture = ggml, architecture.replace("gemma3", "gemma3_text")
+    return home.convert_gguf_tokenizer(architecture, said)
 
 
 def _without_others(backend: Tokenizer, tokens: int) -> Tokenizer:

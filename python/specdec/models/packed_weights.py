@@ -119,6 +119,14 @@ def rows_of(module: nn.Linear | nn.Embedding, rows: torch.Tensor) -> torch.Tenso
     return dequantise(found, module.packing) if isinstance(module, PackedLinear | PackedEmbedding) else found
 
 
+def weight_of(module: nn.Module) -> torch.Tensor | None:
+    """Returns the numbers that the weights of a layer stand for, without gradients; None: it has none."""
+    weight = getattr(module, "weight", None)
+    if isinstance(module, PackedLinear | PackedEmbedding):
+        return dequantise(module.weight.detach(), module.packing)
+    return weight.detach() if isinstance(weight, torch.Tensor) else None
+
+
 def num_parameters(module: nn.Module) -> int:
     """Returns how many numbers the parameters of a model, or of a part of it, stand for."""
     counts = {id(p): p.numel() for p in module.parameters()}

@@ -63,7 +63,10 @@ def compute_in_float32(model: PreTrainedModel) -> PreTrainedModel:
         tensor
         for module in model.modules()
         for tensor in (*module._parameters.values(), *module._buffers.values())
-        if tensor is not None and tensor.is_floating_point() and tensor.dtype != torch.float32 and id(tensor) not in kept
+        if tensor is not None
+        and tensor.is_floating_point()
+        and tensor.dtype != torch.float32
+        and id(tensor) not in kept
     ]
     size, free = 4 * sum({id(tensor): tensor.numel() for tensor in rest}.values()), free_memory(model.device)
     if free is not None and size > free:
