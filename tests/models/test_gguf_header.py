@@ -18,7 +18,7 @@ VALUES = {
 
 @pytest.mark.parametrize("stored", ["F32", "Q8_0", "BF16"])
 def test_it_is_what_gguf_reads(stored, tmp_path):
-    write_gguf(tmp_path / "model.gguf", metadata={**VALUES, "general.alignment": 64}, stored=stored)
+    write_gguf(tmp_path / "model.gguf", metadata={**VALUES, "general.alignment": 4096}, stored=stored)
     file, theirs = read_gguf(tmp_path / "model.gguf"), gguf.GGUFReader(tmp_path / "model.gguf")
     assert file.metadata == {k: f.contents() for k, f in theirs.fields.items() if not k.startswith("GGUF.")}
     assert file.metadata.items() >= VALUES.items()
@@ -55,6 +55,13 @@ def test_damage(at, put, said, tmp_path):
     whole[at : at + len(put)] = put
     (tmp_path / "model.gguf").write_bytes(whole)
     with pytest.raises(OSError, match=f"as a GGUF file: .*{said}"):
+        read_gguf(tmp_path / "model.gguf")
+
+
+@pytest.mark.parametrize("alignment", [1, 4])
+def test_tensors_that_no_kernel_could_read_in_place(alignment, tmp_path):
+    write_gguf(tmp_path / "model.gguf", metadata={"general.alignment": alignment})
+    with pytest.raises(OSError, match=rf"multiples of 8 \(general.alignment is {alignment}\)"):
         read_gguf(tmp_path / "model.gguf")
 
 

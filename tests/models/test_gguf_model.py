@@ -124,6 +124,8 @@ def test_a_pair_of_files_decodes(tmp_path):
         )
     ]
     assert texts[0] == texts[1] == texts[2] == texts[3]
+    eight, draft, _ = load_pair(tmp_path / "folder", tmp_path / "target.gguf", bits=8)  # of the folder's weights alone
+    assert eight.lm_head.packing == Packing.Q8_0 and draft.lm_head.packing == Packing.Q4_1
 
 
 def test_configuration_and_ends(tmp_path):
@@ -190,3 +192,14 @@ def test_no_file(tmp_path, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(OSError, match=r"draft: .*pip install 'specdec\[gguf\]'"):
         patch.setattr("importlib.util.find_spec", lambda name: None)
         load_model(tmp_path / "model.gguf", name="draft")
+
+
+def test_what_a_file_does_not_say(tmp_path):
+    """llama.cpp's defaults, which are not those of every configuration; and a token that is not there is none."""
+    left_out = {"attention.head_count_kv": None, "rope.freq_base": None, "tokenizer.ggml.padding_token_id": 2**32 - 1}
+    with pytest.raises(ValueError, match=r"'blk.0.attn_k.weight' is \[16, 32\], the model's \[32, 32\]"):
+        write_gguf(tmp_path / "model.gguf", "qwen2", left_out)
+        load_model(tmp_path / "model.gguf")
+    config = read_config("path", tmp_path / "model.gguf")
+    assert config.rope_parameters["rope_theta"] == 10000 and config.num_key_value_heads == config.num_attention_heads
+    assert config.pad_token_id is None and load_tokenizer("path", tmp_path / "model.gguf").pad_token is None

@@ -8,6 +8,7 @@ import torch
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.modeling_gguf_pytorch_utils import GGUF_TO_TRANSFORMERS_MAPPING
 
+from ..checks import shown
 from .gguf_file import GgufFile
 from .gguf_rope import KEYS, scale_positions
 
@@ -18,6 +19,10 @@ _SET = {
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
 }
+_NEEDED = (
+    "block_count", "context_length", "embedding_length", "feed_forward_length", "attention.head_count",
+    "attention.layer_norm_rms_epsilon",
+)  # fmt: skip
 _WINDOWED = ("gemma2", "gemma3", "phi3")  # whose layers have windows in transformers
 
 
@@ -29,8 +34,13 @@ def configuration(file: GgufFile) -> PreTrainedConfig:
         known -= {"attention.sliding_window", "attn_logit_softcapping", "final_logit_softcapping"}
     if unread := sorted(key for key, value in said.items() if key not in known and value not in (0, None)):
         file.refuse(f"it says {', '.join(f'{file.architecture}.{key}' for key in unread)}, which is not read")
-    values = {entry: said[key] for key, entry in table.items() if entry is not None and key in said}
-    values.setdefault("vocab_size", len(file.of_tokenizer("tokens")))
+    for key in _NEEDED:
+        if not isinstance(said.get(key), int | float):
+            file.refuse(f"its {file.architecture}.{key} is {shown(said.get(key))}, and has to be a number")
+    # llama.cpp's defaults, which are not those of every configuration.
+    values: dict[str, Any] = {"num_key_value_heads": said["attention.head_count"], "rope_theta": 10000.0}
+    values["vocab_size"] = len(file.of_tokenizer("tokens"))
+    values |= {entry: said[key] for key, entry in table.items() if entry is not None and key in said}
     values["tie_word_embeddings"] = "output.weight" not in file.tensors
     kind = "gemma3_text" if file.architecture == "gemma3" else file.architecture
     config: Any = AutoConfig.for_model(kind, **values)
@@ -55,7 +65,7 @@ def _complete(config: Any, file: GgufFile) -> None:
         large = config.num_hidden_layers in (46, 62)
         config.query_pre_attn_scalar = config.hidden_size // config.num_attention_heads if large else config.head_dim
     for name, key in (("bos", "bos"), ("pad", "padding"), ("unk", "unknown")):
-        setattr(config, f"{name}_token_id", file.of_tokenizer(f"{key}_token_id"))
+        setattr(config, f"{name}_token_id", file.token_id(key))
     ends = file.ends
     config.eos_token_id = ends[0] if len(ends) == 1 else ends or None
 

@@ -47,10 +47,15 @@ class GgufFile:
     def of_tokenizer(self, key: str, default: Any = None) -> Any:
         return self.metadata.get(f"tokenizer.ggml.{key}", default)
 
+    def token_id(self, key: str) -> int | None:
+        """Of a token that has a key of its own: bos, eos and so on. One that is not there counts as none."""
+        i = self.of_tokenizer(f"{key}_token_id")
+        return i if i is not None and i < len(self.of_tokenizer("tokens")) else None
+
     @property
     def ends(self) -> list[int]:
         """The ids of the tokens that end a text, or a turn of a chat."""
-        named = [self.of_tokenizer(f"{key}_token_id") for key in ("eos", "eot", "eom")]
+        named = [self.token_id(key) for key in ("eos", "eot", "eom")]
         tokens, template = self.of_tokenizer("tokens", ()), self.metadata.get("tokenizer.chat_template")
         written = [tokens.index(end) for end in _TURN_ENDS if end in (template or "") and end in tokens]
         return [i for i in dict.fromkeys((*named, *written)) if i is not None]

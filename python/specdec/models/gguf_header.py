@@ -95,6 +95,8 @@ def _read(cursor: _Cursor, mapped: mmap.mmap) -> tuple[dict[str, Any], dict[str,
         metadata[key] = cursor.value(*cursor.numbers("I"))
     named = [(cursor.string(), *_place(cursor)) for _ in range(tensors)]
     alignment = metadata.get("general.alignment", 32)
+    if not isinstance(alignment, int) or alignment < 8 or alignment % 8 or any(at % 8 for *_, at in named):
+        raise ValueError(f"its tensors do not begin at multiples of 8 (general.alignment is {alignment!r})")
     begin = -(-cursor.at // alignment) * alignment
     whole = torch.frombuffer(mapped, dtype=torch.uint8)
     return metadata, {name: _tensor(name, kind, shape, whole[begin + at :]) for name, shape, kind, at in named}

@@ -40,7 +40,7 @@ def gguf_tokenizer(file: GgufFile) -> PreTrainedTokenizerFast:
     if file.of_tokenizer("pre") in _SINGLE_DIGITS:
         digits = pre_tokenizers.Digits(individual_digits=True)
         backend.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
-    special = {name: file.of_tokenizer(f"{key}_token_id") for name, key in _SPECIAL.items()}
+    special = {name: file.token_id(key) for name, key in _SPECIAL.items()}
     return PreTrainedTokenizerFast(
         tokenizer_object=_without_others(backend, len(tokens)),
         name_or_path=str(file.path),

@@ -266,12 +266,16 @@ def load_pair(
     if draft_tokenizer is not None:
         require_same_vocabulary(tokenizer, draft_tokenizer)
     target_model = load_model(target, dtype, device, adapter=adapter, bits=bits, name="target")
-    return target_model, load_model(draft, dtype, device, bits=bits_of_draft(bits, device), name="draft"), tokenizer
+    of_draft = bits_of_draft(bits, device, draft)
+    return target_model, load_model(draft, dtype, device, bits=of_draft, name="draft"), tokenizer
 
 
-def bits_of_draft(bits: Literal[4, 8] | None, device: torch.device | str) -> Literal[4, 8] | None:
-    """Returns the bits of a draft beside a target of such bits. Those of a GPU save memory, and a draft has little."""
-    return bits if torch.device(device).type == "cpu" else None
+def bits_of_draft(
+    bits: Literal[4, 8] | None, device: torch.device | str, draft: str | os.PathLike
+) -> Literal[4, 8] | None:
+    """Returns the bits of a draft beside a target of such bits. Those of a GPU save memory, and a draft has little;
+    a GGUF file has its own."""
+    return bits if torch.device(device).type == "cpu" and not is_gguf(draft) else None
 
 
 def load_embedded_pair(
@@ -294,7 +298,8 @@ def load_embedded_pair(
     """
     folder = Path(str(resources.files("specdec") / "embedded"))
     target = load_model(folder / "target", dtype, device, bits=bits, name="target")
-    draft = load_model(folder / "draft", dtype, device, bits=bits_of_draft(bits, device), name="draft")
+    of_draft = bits_of_draft(bits, device, folder / "draft")
+    draft = load_model(folder / "draft", dtype, device, bits=of_draft, name="draft")
     return target, draft, load_tokenizer("tokenizer", folder / "tokenizer")
 
 
