@@ -63,6 +63,13 @@ def test_tensors_that_no_kernel_could_read_in_place(alignment, tmp_path):
     write_gguf(tmp_path / "model.gguf", metadata={"general.alignment": alignment})
     with pytest.raises(OSError, match=rf"multiples of 8 \(general.alignment is {alignment}\)"):
         read_gguf(tmp_path / "model.gguf")
+    write_gguf(tmp_path / "model.gguf")
+    whole = bytearray((tmp_path / "model.gguf").read_bytes())
+    place = whole.index(b"output_norm.weight") + len(b"output_norm.weight") + 16  # after its shape and type
+    whole[place : place + 8] = struct.pack("<Q", struct.unpack_from("<Q", whole, place)[0] + alignment)
+    (tmp_path / "model.gguf").write_bytes(whole)
+    with pytest.raises(OSError, match="multiples of 8"):
+        read_gguf(tmp_path / "model.gguf")
 
 
 def test_the_file_is_mapped_and_never_written(tmp_path):

@@ -201,5 +201,7 @@ def test_what_a_file_does_not_say(tmp_path):
         write_gguf(tmp_path / "model.gguf", "qwen2", left_out)
         load_model(tmp_path / "model.gguf")
     config = read_config("path", tmp_path / "model.gguf")
-    assert config.rope_parameters["rope_theta"] == 10000 and config.num_key_value_heads == config.num_attention_heads
+    assert config.num_key_value_heads == config.num_attention_heads
     assert config.pad_token_id is None and load_tokenizer("path", tmp_path / "model.gguf").pad_token is None
+    write_gguf(tmp_path / "model.gguf", "gemma3_text", {"rope.freq_base": None})
+    assert read_config("path", tmp_path / "model.gguf").rope_parameters["full_attention"]["rope_theta"] == 10000
