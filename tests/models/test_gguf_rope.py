@@ -119,6 +119,11 @@ def test_yarn_is_what_llama_cpp_computes(tmp_path):
         ("llama", {}, long_and_short(8), "rope_factors_long.weight, rope_factors_short.weight"),
         ("phi3", {}, {LONG: np.ones(4, np.float32)}, "rope_factors_long.weight"),
         ("phi3", YARN, {}, "rope.scaling.type yarn"),
+        ("llama", {**LINEAR, "rope.scaling.attn_factor": 0.5}, {}, "rope.scaling.attn_factor 0.5"),
+        ("phi3", {"rope.scaling.attn_factor": 0.5}, {}, "rope.scaling.attn_factor 0.5"),
+        ("llama", {"rope.scaling.factor": 0.5}, {}, "rope.scaling.factor 0.5"),
+        ("gemma3_text", {}, {LLAMA3: divisors(8, 8, 1e6)}, "rope_freqs.weight"),
+        ("llama", {}, {LLAMA3: np.ones(8, np.float16)}, "'rope_freqs.weight' is of type F16"),
         ("llama", {**YARN, "rope.scaling.yarn_log_multiplier": 0.1}, {}, "llama.rope.scaling.yarn_log_multiplier"),
     ],
 )  # fmt: skip

@@ -31,7 +31,9 @@ def configuration(file: GgufFile) -> PreTrainedConfig:
     said, table = file.of_model(), _table(file)
     known = {*table, *_SET, *_AGREED, *KEYS}
     if file.architecture not in _WINDOWED:
-        known -= {"attention.sliding_window", "attn_logit_softcapping", "final_logit_softcapping"}
+        known -= {"attention.sliding_window"}
+    if not file.architecture.startswith("gemma"):
+        known -= {"attn_logit_softcapping", "final_logit_softcapping"}
     if unread := sorted(key for key, value in said.items() if key not in known and value not in (0, None)):
         file.refuse(f"it says {', '.join(f'{file.architecture}.{key}' for key in unread)}, which is not read")
     for key in _NEEDED:

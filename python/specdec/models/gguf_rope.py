@@ -11,10 +11,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from .gguf_file import GgufFile
 
-KEYS = frozenset(
-    f"rope.scaling.{key}"
-    for key in ("type", "factor", "original_context_length", "attn_factor", "yarn_beta_fast", "yarn_beta_slow")
-) | {"rope.scaling.finetuned"}  # the last says nothing of what is computed
+_KEYS = ("type", "factor", "original_context_length", "attn_factor", "yarn_beta_fast", "yarn_beta_slow", "finetuned")
+KEYS = frozenset(f"rope.scaling.{key}" for key in _KEYS)  # the last says nothing of what is computed
 LLAMA3, SHORT, LONG = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"
 FACTORS = frozenset((LLAMA3, SHORT, LONG))
 # Of Llama 3.1 and all that came after it. Files have what these make of the frequencies, but for the factor.
@@ -37,27 +35,30 @@ def scale_positions(config: Any, file: GgufFile) -> None:
 
 
 def _usual(said: dict[str, Any], tensors: list[str], file: GgufFile, config: Any) -> dict[str, Any] | None:
+    """None: transformers has no such scaling."""
     kind, factor = said.get("type", "linear"), said.get("factor", 1.0)  # as llama.cpp reads a file without them
-    if tensors == [LLAMA3] and (kind == "none" or factor == 1.0):
-        return _of_llama3(config, file)
-    if tensors or kind not in ("none", "linear", "yarn"):
+    factor, attention = 1.0 if kind == "none" else factor, said.get("attn_factor", 1.0)
+    if kind not in ("none", "linear", "yarn") or factor < 1.0 or (attention != 1.0 and kind != "yarn"):
         return None
-    if kind == "none" or factor == 1.0:
+    if tensors:
+        fits = tensors == [LLAMA3] and factor == attention == 1.0 and "rope_theta" in config.rope_parameters
+        return _of_llama3(config, file) if fits else None
+    if factor == attention == 1.0:
         return {}
     if kind == "linear":
         return {"rope_type": "linear", "factor": factor}
-    attention = said.get("attn_factor", 1.0) * (1 + 0.1 * math.log(factor))
+    attention *= 1 + 0.1 * math.log(factor)
     given = {key: said[f"yarn_{key}"] for key in ("beta_fast", "beta_slow") if f"yarn_{key}" in said}
     original = _original(said, config)
     return {"rope_type": "yarn", "factor": factor, "attention_factor": attention, **original, **given}
 
 
 def _of_phi3(said: dict[str, Any], tensors: list[str], file: GgufFile, config: Any) -> dict[str, Any] | None:
+    attention = said.get("attn_factor", 1.0)
     if tensors == [LONG, SHORT]:
         factors = {"short_factor": _factors(file, SHORT), "long_factor": _factors(file, LONG)}
-        attention = said.get("attn_factor", 1.0)
         return {"rope_type": "longrope", "attention_factor": attention, **_original(said, config), **factors}
-    return None if tensors or said.get("factor", 1.0) != 1.0 else {}
+    return None if tensors or attention != 1.0 or said.get("factor", 1.0) != 1.0 else {}
 
 
 def _original(said: dict[str, Any], config: Any) -> dict[str, int]:
@@ -65,7 +66,9 @@ def _original(said: dict[str, Any], config: Any) -> dict[str, int]:
 
 
 def _factors(file: GgufFile, name: str) -> list[float]:
-    return file.tensors[name].data.view(torch.float32).tolist()
+    if (tensor := file.tensors[name]).type_name != "F32":
+        file.refuse(f"tensor {name!r} is of type {tensor.type_name}, and has to be F32")
+    return tensor.data.view(torch.float32).tolist()
 
 
 def _of_llama3(config: Any, file: GgufFile) -> dict[str, Any]:
@@ -77,12 +80,7 @@ def _of_llama3(config: Any, file: GgufFile) -> dict[str, Any]:
     trial = copy.deepcopy(config)
     trial.rope_parameters = {**config.rope_parameters, **more}
     meant, _ = ROPE_INIT_FUNCTIONS["llama3"](trial)
-    exponents = torch.arange(len(meant)) / len(meant)
-    found = (
-        config.rope_parameters["rope_theta"] ** -exponents / divisors
-        if len(divisors) == len(meant)
-        else torch.zeros(())
-    )
-    if not torch.allclose(found, meant, rtol=1e-4, atol=0.0):
+    unscaled = config.rope_parameters["rope_theta"] ** -(torch.arange(len(meant)) / len(meant))
+    if len(divisors) != len(meant) or not torch.allclose(unscaled / divisors, meant, rtol=1e-4, atol=0.0):
         file.refuse(f"its positions are scaled by other factors ({LLAMA3}) than those of Llama 3")
     return more
