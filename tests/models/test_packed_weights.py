@@ -52,7 +52,7 @@ def logits(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
 def test_it_is_the_model_of_these_numbers(case, dtype):
     own, twin = packed(copy.deepcopy(model_of(case)).to(dtype))
     assert any(is_packed(m) for m in own.modules()) and own.dtype == torch.float32
-    assert {p.dtype for p in own.parameters()} <= {torch.float32, torch.uint8, torch.bfloat16}
+    assert {p.dtype for p in own.parameters()} <= {torch.float32, torch.uint8, dtype}
     assert num_parameters(own) == num_parameters(twin) == sum(p.numel() for p in twin.parameters())
     for tokens in (1, 3, 11):
         ids = torch.arange(tokens)[None]
@@ -198,7 +198,8 @@ def test_loading(folder, monkeypatch):
     target, draft, tokenizer = load_embedded_pair(bits=8)
     tokenizer.save_pretrained(folder)
     assert all(isinstance(m.lm_head, PackedLinear) for m in (target, draft, *load_pair(folder, folder, bits=8)[:2]))
-    assert (bits_of_draft(8, "cpu"), bits_of_draft(8, "cuda:0"), bits_of_draft(None, "cpu")) == (8, None, None)
+    assert [bits_of_draft(8, where, "x") for where in ("cpu", "cuda:0")] == [8, None]
+    assert bits_of_draft(None, "cpu", "x") is bits_of_draft(8, "cpu", "x.gguf") is None
 
 
 def test_what_loading_refuses(folder, monkeypatch):
