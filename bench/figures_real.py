@@ -46,6 +46,17 @@ def rivals(results: Results) -> str:
     return page(table(head, rows, mark(results, "rivals")), said)
 
 
+def perplexity(results: Results) -> str:
+    """Of each way to store the weights: the perplexity of one text."""
+    r = results["perplexity"]
+    rows = [(row["weights"], f"{row['perplexity']:.3f}") for row in r["rows"]]
+    said = (
+        f"{r['target']}, {r['tokens']:,} tokens of the docstrings of Python's standard library. "
+        f"{source(results, 'perplexity')}"
+    )
+    return page(table(("weights", "perplexity"), rows, mark(results, "perplexity")), said)
+
+
 def greedy_in_short(results: Results) -> str:
     """The README's sentence: ours beside transformers' own lookup, each against plain decoding of its own loop."""
     r = results["greedy_texts"]

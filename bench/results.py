@@ -40,6 +40,11 @@ REAL_BENCH = (*ANY_MODEL, *COMPARING, *SESSION)
 REAL_VERIFY = (*ANY_MODEL, *COMPARING, "python/specdec/evaluation/verify")
 GREEDY_TEXTS = (*ANY_MODEL, *COMPARING, "python/specdec/jobs/prompt_sets", "bench/bench_greedy_texts.py")
 RIVALS = (*ANY_MODEL, "python/specdec/jobs/prompt_sets", "bench/rivals.py")
+PERPLEXITY = (
+    *(f"python/specdec/models/{name}" for name in ("linear.py", "packed_weights.py", "stored_weights.py")),
+    *("csrc/cpu/linear.cpp", "csrc/cpu/packed.h", "specdec_kernels/packing.py"),
+    *("bench/perplexity.py", "bench/rivals.py"),
+)
 # Parts of a printed JSON that no page cites and that would make the file large, by their path through objects.
 SAMPLES = ("samples", "cells.rounds.inter_token")
 BY_PROMPT = ("cells.rounds.by_prompt",)  # needed for figures by kind of prompt
@@ -153,6 +158,10 @@ RESULTS = (
     ),
     Result(
         "rivals", f"bench/rivals.py {SMOLLM2} --gguf {PACKED} --new-tokens 64 --rounds 2 --json {{json}}", RIVALS, 9,
+        models=(SMOLLM2, PACKED),
+    ),
+    Result(
+        "perplexity", f"bench/perplexity.py {SMOLLM2} --gguf {PACKED} --json {{json}}", PERPLEXITY, 8,
         models=(SMOLLM2, PACKED),
     ),
     Result(

@@ -32,6 +32,7 @@ FIGURES: dict[str, Callable[[Results], str]] = {
     "gemma3": decoding.bench("gemma3"),
     "greedy_texts": real.greedy_texts,
     "rivals": real.rivals,
+    "perplexity": real.perplexity,
     "bench": decoding.bench("bench"),
     "bench.compiled": decoding.bench("bench.compiled"),
     "bench.heads": decoding.bench("bench.heads"),

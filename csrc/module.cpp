@@ -27,10 +27,33 @@ void run_conv_window(const ConvWindowParams& params, const Tensor&) { conv_windo
 void run_delta_step(const DeltaStepParams& params, const Tensor&) { delta_step(params); }
 void run_ssd_step(const SsdStepParams& params, const Tensor&) { ssd_step(params); }
 
+// What a layer's weights are stored as, whose tensor is of this dtype.
+Stored stored_as(ScalarType dtype, int64_t packing) {
+  STD_TORCH_CHECK(packing == 0 || block_size(Stored{packing}).inputs > 1, "specdec_kernels: packing is ", packing,
+                  ", which is none that there is");
+  if (packing != 0) return Stored{packing};
+  return dtype == ScalarType::BFloat16 ? Stored::kBFloat16
+         : dtype == ScalarType::Half   ? Stored::kFloat16
+                                       : Stored::kFloat32;
+}
+
+void check_weight(const Tensor& weight, int64_t inputs, Stored stored) {
+  const BlockSize size = block_size(stored);
+  STD_TORCH_CHECK(inputs % size.inputs == 0, "specdec_kernels: weight is packed in blocks of ", size.inputs,
+                  " inputs, and x has ", inputs);
+  const bool packed = size.inputs > 1;
+  const ScalarType dtype = packed                        ? ScalarType::Byte
+                           : stored == Stored::kBFloat16 ? ScalarType::BFloat16
+                           : stored == Stored::kFloat16  ? ScalarType::Half
+                                                         : ScalarType::Float;
+  check_shape(weight, {weight.size(0), packed ? inputs / size.inputs * size.bytes : inputs}, dtype, "weight");
+}
+
 std::vector<Tensor> linear_op(const Tensor& x, const std::vector<Tensor>& weights,
-                              const std::vector<std::optional<Tensor>>& biases) {
+                              const std::vector<std::optional<Tensor>>& biases, const std::vector<int64_t>& packings) {
   STD_TORCH_CHECK(x.dim() == 3, "specdec_kernels: x has a wrong shape");
   STD_TORCH_CHECK(weights.size() == biases.size(), "specdec_kernels: there are other biases than weights");
+  STD_TORCH_CHECK(weights.size() == packings.size(), "specdec_kernels: there are other packings than weights");
   const int64_t rows = x.size(0) * x.size(1), inputs = x.size(2);
   check_shape(x, {x.size(0), x.size(1), inputs}, ScalarType::Float, "x");
   const Tensor dense_x = dense(x);
@@ -39,17 +62,10 @@ std::vector<Tensor> linear_op(const Tensor& x, const std::vector<Tensor>& weight
   std::vector<LinearParams> layers;
   for (size_t i = 0; i < weights.size(); ++i) {
     const int64_t outputs = weights[i].size(0);
-    const bool half = weights[i].scalar_type() == ScalarType::BFloat16;
-    check_shape(weights[i], {outputs, inputs}, half ? ScalarType::BFloat16 : ScalarType::Float, "weight");
+    const Stored stored = stored_as(weights[i].scalar_type(), packings[i]);
+    check_weight(weights[i], inputs, stored);
     held.push_back(dense(weights[i]));
-    LinearParams layer = {floats(dense_x),
-                          held.back().const_data_ptr(),
-                          half ? Dtype::kBFloat16 : Dtype::kFloat32,
-                          nullptr,
-                          nullptr,
-                          rows,
-                          inputs,
-                          outputs};
+    LinearParams layer = {floats(dense_x), bytes(held.back()), stored, nullptr, nullptr, rows, inputs, outputs};
     if (biases[i]) {
       check_shape(*biases[i], {outputs}, ScalarType::Float, "bias");
       held.push_back(dense(*biases[i]));

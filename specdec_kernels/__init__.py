@@ -7,12 +7,14 @@ from .build import build_info
 from .elementwise_api import gated, rms_norm, rope_angles, rotate
 from .linear_api import linear, linears
 from .ops import SamplingTensors
+from .packing import dequantise, quantise
 from .recurrent_api import DeltaState, Feed, SsdState, conv_window, delta_step, ssd_step
 from .tree_api import draft_children, verify_tree
 from .types import (
     Backend,
     DraftChildren,
     DraftStep,
+    Packing,
     Rule,
     SamplingParams,
     SpeculativeStep,
@@ -28,6 +30,7 @@ __all__ = [
     "DraftChildren",
     "DraftStep",
     "Feed",
+    "Packing",
     "Rule",
     "SamplingParams",
     "SamplingTensors",
@@ -42,11 +45,13 @@ __all__ = [
     "check_drafts",
     "conv_window",
     "delta_step",
+    "dequantise",
     "draft_children",
     "draft_step",
     "gated",
     "linear",
     "linears",
+    "quantise",
     "rms_norm",
     "rope_angles",
     "rotate",

@@ -7,20 +7,25 @@ from collections.abc import Sequence
 import torch
 
 from .backends import operation
-from .types import Backend
+from .types import Backend, Packing
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, packing: Packing = Packing.NONE
+) -> torch.Tensor:
     """Returns ``x weight^T + bias`` in float32, as ``torch.nn.functional.linear``, without gradients.
 
     Made for the few rows of a step of decoding, of which up to about eight cost little more than one: every weight is
     read once. Every number is summed in one order on one machine, so a row's result does not depend, to the last bit,
-    on the number of rows or of threads, nor on whether weights that bfloat16 has are stored as bfloat16 or float32.
+    on the number of rows or of threads, nor on how weights are stored: those of bfloat16, float16 or of a packing give
+    what the float32 weights give that they stand for.
 
     Args:
         x: [B, q, inputs] float32 on a CPU; B q is the number of rows.
-        weight: [outputs, inputs] float32 or bfloat16.
+        weight: [outputs, inputs] float32, bfloat16 or float16; with a packing, [outputs, bytes of a row] uint8, as GGUF
+            stores them.
         bias: [outputs] float32, or None.
+        packing: how a row of ``weight`` stores its inputs, of which it then has a multiple of the packing's block.
 
     Returns:
         [B, q, outputs] float32.
@@ -29,11 +34,16 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
         RuntimeError: a tensor has another shape or dtype, or is on another device; or there is no native code, with
             what is missing.
     """
-    return linears(x, [weight], [bias])[0]
+    return linears(x, [weight], [bias], [packing])[0]
 
 
 def linears(
-    x: torch.Tensor, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None]
+    x: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    biases: Sequence[torch.Tensor | None],
+    packings: Sequence[Packing] | None = None,
 ) -> list[torch.Tensor]:
-    """Returns what :func:`linear` does, of several layers of the same ``x``, whose threads start once for all."""
-    return operation("linear", Backend.CPU, x.device.type)(x, weights, biases)
+    """Returns what :func:`linear` does, of several layers of the same ``x``, whose threads start once for all. Without
+    ``packings``, none of them is packed."""
+    given = [0] * len(weights) if packings is None else [int(packing) for packing in packings]
+    return operation("linear", Backend.CPU, x.device.type)(x, weights, biases, given)

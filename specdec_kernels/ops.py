@@ -148,10 +148,14 @@ for _stem, _schema in SCHEMAS.items():
         torch.library.register_fake(f"{NAMESPACE}::{_stem}{_variant}", _FAKES[_stem], lib=_library)
 
 # x [B, q, inputs], weights [outputs, inputs] each -> [B, q, outputs] each, on a CPU. Native code alone.
-_library.define("linear(Tensor x, Tensor[] weights, Tensor?[] biases) -> Tensor[]", tags=(torch.Tag.pt2_compliant_tag,))
+# Or, with a Packing that is not NONE, uint8 [outputs, bytes of a row].
+_library.define(
+    "linear(Tensor x, Tensor[] weights, Tensor?[] biases, int[] packings) -> Tensor[]",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
 torch.library.register_fake(
     f"{NAMESPACE}::linear",
-    lambda x, weights, biases: [x.new_empty((*x.shape[:-1], weight.shape[0])) for weight in weights],
+    lambda x, weights, *rest: [x.new_empty((*x.shape[:-1], weight.shape[0])) for weight in weights],
     lib=_library,
 )
 

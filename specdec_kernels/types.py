@@ -89,6 +89,34 @@ class Status(enum.IntFlag):
     TARGET_FAULTS = enum.nonmember(TARGET_NAN | TARGET_POSITIVE_INFINITY | TARGET_EMPTY)
 
 
+class Packing(enum.IntEnum):
+    """How a weight is stored that is no tensor of floats: in blocks of GGUF, each of some inputs of a row in a number
+    of bytes, with scales of its own. The values are those of GGUF's GGMLQuantizationType; ``NONE``: the tensor's dtype
+    says it."""
+
+    NONE = 0
+    Q4_0 = 2
+    Q4_1 = 3
+    Q8_0 = 8
+    Q4_K = 12
+    Q6_K = 14
+
+    @property
+    def block(self) -> tuple[int, int]:
+        """The inputs of a block, and its bytes. Of ``NONE``, (1, 0)."""
+        return _BLOCKS[self]
+
+
+_BLOCKS = {
+    Packing.NONE: (1, 0),
+    Packing.Q4_0: (32, 18),
+    Packing.Q4_1: (32, 20),
+    Packing.Q8_0: (32, 34),
+    Packing.Q4_K: (256, 144),
+    Packing.Q6_K: (256, 210),
+}
+
+
 # float32 resolves l / T - lse to about |l / T| * 6e-8; below this temperature that is no longer a distribution.
 MIN_TEMPERATURE = 1e-3
 

@@ -242,10 +242,12 @@ def test_a_prompt_that_is_too_long(tmp_path, folders):
     assert json.loads((tmp_path / "cut" / "results.json").read_text())["prompts"][0]["tokens"] == 60
 
 
-def test_bits_need_their_library(tmp_path, monkeypatch):
-    from importlib import util
-
-    found = util.find_spec
-    monkeypatch.setattr(util, "find_spec", lambda name, *a: None if name == "bitsandbytes" else found(name, *a))
-    told = refused("bench", "--load-in-8bit", "x", "--output", tmp_path / "out")
-    assert "--load-in-8bit / --load-in-4bit: got 8 without bitsandbytes, allowed: None, or: pip install" in told
+def test_weights_in_8_bits(tmp_path):
+    """On a CPU, by ours, of both models of the embedded pair."""
+    run("bench", *SMALL, "--repeats", 1, "--temperature", 0, "x = ", "--load-in-8bit", "--output", tmp_path / "out")
+    whole = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert whole["settings"]["bits"] == 8
+    for model in (whole["models"][name] for name in ("target", "draft")):
+        assert model["bytes"] < 1.2 * model["parameters"]
+    told = refused("bench", "--load-in-4bit", "x", "--output", tmp_path / "four")
+    assert "--load-in-8bit / --load-in-4bit: got 4 on a CPU, allowed: 8 or None" in told

@@ -107,7 +107,7 @@ def test_nothing_to_compute():
         (torch.ones(2, 4), torch.ones(3, 4), None, "x"),
         (torch.ones(1, 2, 4).double(), torch.ones(3, 4), None, "x"),
         (torch.ones(1, 2, 4), torch.ones(3, 5), None, "weight"),
-        (torch.ones(1, 2, 4), torch.ones(3, 4).half(), None, "weight"),
+        (torch.ones(1, 2, 4), torch.ones(3, 4).double(), None, "weight"),
         (torch.ones(1, 2, 4).bfloat16(), torch.ones(3, 4).bfloat16(), None, "x"),
         (torch.ones(1, 2, 4), torch.ones(3, 4), torch.ones(4), "bias"),
     ],
@@ -120,7 +120,7 @@ def test_wrong_tensors_are_refused(x, weight, bias, name):
 @pytest.mark.parametrize("rows", [3, 4])
 def test_its_fake_has_its_shape(rows):
     weight, bias = layer(6, 5)
-    arguments = (torch.randn(2, rows, 6), [weight, weight[:3]], [bias, None])
+    arguments = (torch.randn(2, rows, 6), [weight, weight[:3]], [bias, None], [0, 0])
     torch.library.opcheck(handle("linear"), arguments, test_utils=("test_schema", "test_faketensor"))
 
 

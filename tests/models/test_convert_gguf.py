@@ -1,10 +1,9 @@
-"""GGUF files as folders: the same logits, tokenizer and ends; and what the loader would ignore is refused by name."""
+"""GGUF files as folders: the same logits, tokenizer and ends; and what is not read is refused by name."""
 
 from __future__ import annotations
 
 import os
 
-import gguf
 import numpy as np
 import pytest
 import torch
@@ -13,6 +12,7 @@ from specdec.models import convert_gguf as module
 from specdec.models.convert_gguf import convert_gguf
 from specdec.models.loading import load_tokenizer, read_config
 from support.gguf_files import MODELS, TOKENS, TURN, write_gguf
+from transformers import AutoModelForCausalLM
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -27,18 +27,37 @@ def test_the_folder_computes_what_the_file_says(kind, tmp_path):
         torch.testing.assert_close(made(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-4)
 
 
-def test_packed_weights_are_exact_in_float32(tmp_path):
-    model = write_gguf(tmp_path / "model.gguf", packed=True)
-    assert convert_gguf(tmp_path / "model.gguf", tmp_path / "model").packed == ("Q8_0",)
-    kind = gguf.GGMLQuantizationType.Q8_0
+@pytest.mark.parametrize(("kind", "stored"), [("llama", "Q8_0"), ("phi3", "Q5_0"), ("llama, wide", "Q6_K")])
+def test_packed_weights_are_exact_in_float32(kind, stored, tmp_path):
+    model = write_gguf(tmp_path / "model.gguf", kind, stored=stored)
+    assert stored in convert_gguf(tmp_path / "model.gguf", tmp_path / "model").packed
     for name, made in load_model(tmp_path / "model").state_dict().items():
-        if "q_proj" in name or "k_proj" in name:
-            continue  # rows are in another order in the file
-        weight = model.state_dict()[name].numpy()
-        meant = gguf.dequantize(gguf.quantize(weight, kind), kind) if weight.ndim == 2 else weight
-        assert np.array_equal(made.numpy(), meant), name
+        assert torch.equal(made, model.state_dict()[name]), name
     convert_gguf(tmp_path / "model.gguf", tmp_path / "half", "bfloat16")
     assert read_config("path", tmp_path / "half").dtype == torch.bfloat16
+    assert torch.equal(load_model(tmp_path / "half", "bfloat16").lm_head.weight, model.lm_head.weight.bfloat16())
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3_text"])
+def test_it_is_what_transformers_loads(kind, tmp_path):
+    write_gguf(tmp_path / "model.gguf", kind, stored="Q8_0")
+    convert_gguf(tmp_path / "model.gguf", tmp_path / "model")
+    made, theirs = (
+        load_model(tmp_path / "model"),
+        AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf"),
+    )
+    assert made.state_dict().keys() == theirs.state_dict().keys()
+    for name, weight in theirs.state_dict().items():
+        assert torch.equal(made.state_dict()[name], weight), name
+    of_both = {
+        "rope_parameters",
+        "num_key_value_heads",
+        "max_position_embeddings",
+        "rms_norm_eps",
+        "tie_word_embeddings",
+    }
+    for entry in of_both & theirs.config.to_dict().keys():
+        assert getattr(made.config, entry) == getattr(theirs.config, entry), entry
 
 
 def test_tokenizer_template_and_ends(tmp_path):
@@ -59,24 +78,28 @@ def test_tokenizer_template_and_ends(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "metadata", "tensors", "said"),
     [
-        (
-            "llama",
-            {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0},
-            {},
-            "rope.scaling.type yarn, .*factor 4.0",
-        ),
-        ("gemma3_text", {"rope.scaling.factor": 8.0}, {}, "rope.scaling.factor 8.0"),
-        ("llama", {}, {"rope_freqs.weight": np.ones(8, np.float32)}, "tensor rope_freqs.weight"),
-        ("phi3", {}, {"rope_factors_long.weight": np.ones(4, np.float32)}, "tensor rope_factors_long.weight"),
         ("llama", {"split.count": 3}, {}, "one of 3 files"),
         ("llama", {"general.architecture": "mamba"}, {}, "architecture 'mamba'"),
-        ("llama", {"expert_count": 8}, {}, "ignores llama.expert_count"),
-        ("phi3", {"rope.dimension_count": 4}, {}, "phi3.rope.dimension_count is 4, transformers has 8"),
+        ("llama", {"expert_count": 8}, {}, "says llama.expert_count, which is not read"),
+        ("llama", {"attention.sliding_window": 8}, {}, "llama.attention.sliding_window, which is not read"),
+        ("gemma2", {"attention.value_length": 8}, {}, "gemma2.attention.value_length is 8, transformers has 16"),
+        ("llama", {"rope.dimension_count": 8, "attention.key_length": 16}, {}, "rope.dimension_count is 8, .* has 16"),
         ("llama", {"tokenizer.ggml.pre": "new"}, {}, r"tokenizer.ggml.pre new"),
-        ("llama", {}, {"blk.1.attn_q.bias": np.ones(64, np.float32)}, "ignores 1 tensors, .* 'blk.1.attn_q.bias'"),
+        (
+            "llama",
+            {},
+            {"blk.1.attn_q.bias": np.ones(64, np.float32)},
+            "1 tensors that its model has not, .* 'blk.1.attn_q.bias'",
+        ),
+        ("llama", {}, {"rope_freqs.weight": np.full(8, 3, np.float32)}, "other factors"),
+        ("llama", {"feed_forward_length": 32}, {}, r"'blk.0.ffn_gate.weight' is \[64, 32\], the model's \[32, 32\]"),
+        ("llama", {"tokenizer.ggml.tokens": None}, {}, "has no vocabulary"),
+        ("phi3", {"final_logit_softcapping": 30.0}, {}, "says phi3.final_logit_softcapping, which is not read"),
+        ("llama", {"attention.head_count": None}, {}, "its llama.attention.head_count is None, and has to be a number"),
+        ("llama", {"attention.head_count": [4, 4]}, {}, r"its llama.attention.head_count is \[4, 4\], and has to be"),
     ],
 )
-def test_what_the_loader_would_ignore_is_refused(kind, metadata, tensors, said, tmp_path):
+def test_what_is_not_read_is_refused(kind, metadata, tensors, said, tmp_path):
     write_gguf(tmp_path / "model.gguf", kind, metadata, tensors)
     with pytest.raises(ValueError, match=f"path: got .*model.gguf.*{said}.*allowed: "):
         convert_gguf(tmp_path / "model.gguf", tmp_path / "model")
@@ -85,13 +108,8 @@ def test_what_the_loader_would_ignore_is_refused(kind, metadata, tensors, said, 
 
 def test_a_file_that_lacks_a_tensor_is_refused(tmp_path):
     write_gguf(tmp_path / "model.gguf", without=("blk.1.ffn_up.weight",))
-    with pytest.raises(ValueError, match="lacks 1 tensors, the first is 'model.layers.1.mlp.up_proj.weight'"):
+    with pytest.raises(ValueError, match="lacks 1 tensors, the first is that of 'model.layers.1.mlp.up_proj.weight'"):
         convert_gguf(tmp_path / "model.gguf", tmp_path / "model")
-
-
-def test_scaling_of_the_kind_none_is_none(tmp_path):
-    write_gguf(tmp_path / "model.gguf", metadata={"rope.scaling.type": "none"})
-    convert_gguf(tmp_path / "model.gguf", tmp_path / "model")
 
 
 def test_no_file(tmp_path, monkeypatch):
@@ -101,7 +119,7 @@ def test_no_file(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="path: cannot read .*model.gguf' as a GGUF file"):
         convert_gguf(tmp_path / "model.gguf", tmp_path / "model")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(OSError, match=r"takes gguf and accelerate.*pip install 'specdec\[gguf\]'"):
+    with pytest.raises(OSError, match=r"path: a GGUF file takes gguf.*pip install 'specdec\[gguf\]'"):
         convert_gguf(tmp_path / "model.gguf", tmp_path / "model")
 
 

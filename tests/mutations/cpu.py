@@ -269,7 +269,30 @@ MUTATIONS: list[Mutation] = [
     *mutations(
         "csrc/cpu/lanes.h",
         "tests/kernels/test_linear.py -k bfloat16",
-        {"bfloat16-is-taken-for-less": ("Lanes<kWidth>::Bits) << 16", "Lanes<kWidth>::Bits) << 15")},
+        {"bfloat16-is-taken-for-less": ("bits <<= 16;", "bits <<= 15;")},
+    ),
+    *mutations(
+        "csrc/cpu/packed.h",
+        "tests/kernels/test_packing.py",
+        {
+            "blocks-have-the-scale-of-their-neighbours": ("scales[part * 2 + i * kWidth / 16]", "scales[part * 2]"),
+            "blocks-of-upper-halves-first": (
+                "if (i * kWidth >= 16) quants >>= 4;",
+                "if (i * kWidth < 16) quants >>= 4;",
+            ),
+            "blocks-forget-the-upper-bits-of-scales": ("| (scale >> 2 & 0x30303030)", "| (scale >> 2 & 0x10101010)"),
+            "blocks-are-centred-at-seven": ("(kQuants - 8) * scale", "(kQuants - 7) * scale"),
+        },
+    ),
+    *mutations(
+        "csrc/cpu/linear.cpp",
+        "tests/kernels/test_packing.py",
+        {
+            "blocks-forget-the-last-row": (
+                "params, output, last, std::min(row, last_row)",
+                "params, output, last, std::min(row, last_row - 1)",
+            ),
+        },
     ),
     *mutations(
         "csrc/cpu/attend.cpp",

@@ -176,11 +176,29 @@ MUTATIONS: list[Mutation] = [
         "tests/models/test_stored_weights.py",
         {
             "stored-weights-that-other-code-reads": (
-                "torch.bfloat16) and id(module.weight) not in read:",
-                "torch.bfloat16):",
+                "*dtypes) and id(module.weight) not in read:",
+                "*dtypes):",
             ),
             "stored-weights-do-not-have-to-fit": ("if free is not None and size > free:", "if False:"),
         },
+    ),
+    *mutations(
+        "python/specdec/models/stored_weights.py",
+        "tests/models/test_packed_weights.py",
+        {"packed-weights-that-others-share": ("if any(module not in found for module in modules):", "if False:")},
+    ),
+    *mutations(
+        "python/specdec/models/packed_weights.py",
+        "tests/models/test_packed_weights.py",
+        {
+            "packed-embeddings-in-another-dtype": (", self.packing).to(self.computes.dtype)", ", self.packing)"),
+            "packed-parameters-are-bytes": ("        if is_packed(part):\n", "        if False:\n"),
+        },
+    ),
+    *mutations(
+        "specdec_kernels/packing.py",
+        "tests/kernels/test_packing.py",
+        {"halves-are-rounded-to-even": ("(scaled.abs() + 0.5).floor()", "scaled.abs().round()")},
     ),
     *mutations(
         "python/specdec/models/native_parts.py",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,21 +16,25 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 TURN = "<|im_end|>"
 TOKENS = ("<s>", "</s>", TURN, *bytes_to_unicode().values(), "in", "12")
+_PIECES = ("<unk>", "<s>", "</s>", "▁", "i", "n", "s", "o", "in", "▁in", "so", "▁so", "  ", "1")
+SPM = (*_PIECES, *(f"<0x{i:02X}>" for i in range(len(TOKENS) - len(_PIECES))))
 TEMPLATE = "{% for m in messages %}{{ m.content }}" + TURN + "{% endfor %}"
 _SIZES = {
     "vocab_size": len(TOKENS), "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128,
-    "rms_norm_eps": 1e-5, "pad_token_id": None, "bos_token_id": 0, "eos_token_id": 1, "sliding_window": 8,
+    "rms_norm_eps": float(np.float32(1e-5)), "pad_token_id": None, "bos_token_id": 0, "eos_token_id": 1,
+    "sliding_window": 8,
 }  # fmt: skip
 # Of each architecture, what is particular.
 MODELS: Mapping[str, dict[str, Any]] = {
-    "llama": {"rope_theta": 5e4, "tie_word_embeddings": False},
+    "llama": {"rope_theta": 5e4, "tie_word_embeddings": False, "sliding_window": None},
     "qwen2": {"head_dim": 8, "rope_theta": 1e6, "sliding_window": None},
     "qwen3": {"rope_theta": 1e6, "tie_word_embeddings": True, "sliding_window": None},
     "gemma2": {"final_logit_softcapping": 3.0, "attn_logit_softcapping": 5.0, "query_pre_attn_scalar": 16},
     "gemma3_text": {"num_hidden_layers": 6, "query_pre_attn_scalar": 16, "rope_theta": 1e6},
     "phi3": {"head_dim": 8, "rope_theta": 2e4, "tie_word_embeddings": False},
 }
+WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}  # rows of a block of 256
 
 
 @functools.cache
@@ -37,7 +42,9 @@ MODELS: Mapping[str, dict[str, Any]] = {
 def tiny(kind: str) -> PreTrainedModel:
     """A random model of this type, not to be changed."""
     torch.manual_seed(0)
-    config = AutoConfig.for_model(kind, **{**_SIZES, **MODELS[kind]}, attn_implementation="eager")
+    wide = WIDE if kind == "llama, wide" else {}
+    kind = kind.partition(",")[0]
+    config = AutoConfig.for_model(kind, **{**_SIZES, **MODELS[kind], **wide}, attn_implementation="eager")
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for weight in model.parameters():  # those of norms and biases as well, or a file could lack them unnoticed
@@ -51,31 +58,42 @@ def write_gguf(
     metadata: Mapping[str, Any] | None = None,
     tensors: Mapping[str, np.ndarray] | None = None,
     without: tuple[str, ...] = (),
-    packed: bool = False,
+    stored: str = "F32",
 ) -> PreTrainedModel:
-    """Writes the model of this type, and returns it.
+    """Writes the model of this type, and returns that which the file says: of the numbers that its blocks stand for.
 
     Args:
         metadata, tensors: that are added, or replace those of the model; a value None leaves one out. The keys of the
             model are written without the architecture.
         without: names of tensors that are left out.
-        packed: writes what is a matrix as Q8_0.
+        stored: the type of matrices; of those whose rows are no whole blocks of it, Q8_0.
     """
-    model = tiny(kind)
-    architecture = kind.removesuffix("_text")
+    model = copy.deepcopy(tiny(kind))
+    architecture = kind.partition(",")[0].removesuffix("_text")
     writer = gguf.GGUFWriter(path, architecture)
-    for key, value in {**_of_model(model, architecture), **_OF_TOKENIZER, **(metadata or {})}.items():
+    of_tokenizer = OF_SPM if architecture.startswith(("gemma", "phi")) else OF_BPE
+    for key, value in {**_of_model(model, architecture), **of_tokenizer, **(metadata or {})}.items():
         whole = key if key.startswith(("tokenizer.", "split.", "general.")) else f"{architecture}.{key}"
         if value is not None:
             _add(writer, whole, value)
-    for name, weight in {**_tensors(model, architecture), **(tensors or {})}.items():
-        if name in without:
+    for name, weight in model.state_dict().items():
+        of_file, of_type = _name(name, model, architecture), gguf.GGMLQuantizationType[stored]
+        if of_file in without or (name == "lm_head.weight" and model.config.tie_word_embeddings):
             continue
-        if packed and weight.ndim == 2:
-            kind_of = gguf.GGMLQuantizationType.Q8_0
-            writer.add_tensor(name, gguf.quantize(weight, kind_of), raw_dtype=kind_of)
-        else:
-            writer.add_tensor(name, weight)
+        if weight.ndim < 2:
+            of_type = gguf.GGMLQuantizationType.F32
+        elif weight.shape[1] % gguf.GGML_QUANT_SIZES[of_type][0]:
+            of_type = gguf.GGMLQuantizationType.Q8_0
+        more = architecture.startswith("gemma") and name.endswith("norm.weight")  # a file has what is multiplied by
+        rows = blocks(weight.numpy() + 1 if more else weight.numpy(), of_type)
+        with torch.no_grad():
+            weight.copy_(torch.from_numpy(gguf.dequantize(rows, of_type) - more))
+        if architecture == "llama" and ("q_proj" in name or "k_proj" in name):  # llama.cpp rotates neighbours
+            heads = rows.shape[0] // model.config.head_dim
+            rows = rows.reshape(heads, 2, -1, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
+        writer.add_tensor(of_file, rows.copy(), raw_dtype=of_type)
+    for name, weight in (tensors or {}).items():
+        writer.add_tensor(name, weight)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -83,7 +101,23 @@ def write_gguf(
     return model
 
 
-_OF_TOKENIZER: dict[str, Any] = {
+def blocks(weight: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
+    """Rows of this type near ``weight``, or, where gguf cannot make them, any."""
+    try:
+        return gguf.quantize(weight, kind)
+    except NotImplementedError:
+        numbers, size = gguf.GGML_QUANT_SIZES[kind]
+        random = np.random.default_rng(weight.size)
+        rows = random.integers(0, 256, (*weight.shape[:-1], weight.shape[-1] // numbers, size), np.uint8)
+        scales = random.uniform(1e-4, 5e-4, (*rows.shape[:-1], 2)).astype(np.float16).view(np.uint8)
+        if kind == gguf.GGMLQuantizationType.Q6_K:  # its scale comes last
+            rows[..., -2:] = scales[..., :2]
+        else:
+            rows[..., :4] = scales
+        return rows.reshape(*weight.shape[:-1], -1)
+
+
+OF_BPE: dict[str, Any] = {
     "tokenizer.ggml.model": "gpt2",
     "tokenizer.ggml.pre": "smollm",
     "tokenizer.ggml.tokens": list(TOKENS),
@@ -93,6 +127,19 @@ _OF_TOKENIZER: dict[str, Any] = {
     "tokenizer.ggml.eos_token_id": 1,
     "tokenizer.ggml.add_bos_token": True,
     "tokenizer.chat_template": TEMPLATE,
+}
+OF_SPM: dict[str, Any] = {
+    "tokenizer.ggml.model": "llama",
+    "tokenizer.ggml.pre": "default",
+    "tokenizer.ggml.tokens": list(SPM),
+    "tokenizer.ggml.token_type": [2, 3, 3, *([1] * (len(_PIECES) - 3)), *([6] * (len(SPM) - len(_PIECES)))],
+    "tokenizer.ggml.scores": [-float(i) for i in range(len(SPM))],
+    "tokenizer.ggml.merges": None,
+    "tokenizer.ggml.bos_token_id": 1,
+    "tokenizer.ggml.eos_token_id": 2,
+    "tokenizer.ggml.unknown_token_id": 0,
+    "tokenizer.ggml.padding_token_id": 0,
+    "tokenizer.ggml.add_bos_token": None,
 }
 
 
@@ -122,23 +169,14 @@ def _of_model(model: PreTrainedModel, architecture: str) -> dict[str, Any]:
     return keys
 
 
-def _tensors(model: PreTrainedModel, architecture: str) -> dict[str, np.ndarray]:
+def _name(name: str, model: PreTrainedModel, architecture: str) -> str:
     kind = next(k for k, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
-    names = gguf.get_tensor_name_map(kind, model.config.num_hidden_layers)
-    found = {}
-    for name, weight in model.state_dict().items():
-        stem, _, suffix = name.rpartition(".")
-        if stem == "lm_head" and model.config.tie_word_embeddings:
-            continue
-        if architecture == "llama" and stem.endswith(("q_proj", "k_proj")):  # llama.cpp rotates neighbours
-            heads = weight.shape[0] // model.config.head_dim
-            weight = weight.view(heads, 2, -1, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
-        if architecture.startswith("gemma") and "norm" in stem:
-            weight = weight + 1
-        found[f"{names.get_name(stem)}.{suffix}"] = weight.detach().numpy().copy()
-    return found
+    stem, _, suffix = name.rpartition(".")
+    return f"{gguf.get_tensor_name_map(kind, model.config.num_hidden_layers).get_name(stem)}.{suffix}"
 
 
 def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    if key == "general.alignment":
+        return writer.add_custom_alignment(value)
     kinds = ((bool, "bool"), (str, "string"), (int, "uint32"), (float, "float32"), (list, "array"))
-    getattr(writer, "add_" + next(name for kind, name in kinds if isinstance(value, kind)))(key, value)
+    return getattr(writer, "add_" + next(name for kind, name in kinds if isinstance(value, kind)))(key, value)

@@ -6,8 +6,9 @@ import json
 
 import pytest
 import torch
-from specdec import SpeculativeDecoder
+from specdec import SpeculativeDecoder, load_model
 from specdec.training.starts import cut, fresh
+from support.gguf_files import write_gguf
 from support.models import VOCABULARY, prompts, tiny_model
 
 
@@ -31,6 +32,13 @@ def test_all_layers_are_the_target(kind):
         == SpeculativeDecoder(target, None, 0).generate(TOKENS.tolist(), max_new_tokens=12, eos_token_id=[]).tokens
     )
     assert found.drafter_error is None
+
+
+def test_packed_layers_are_expanded(tmp_path):
+    written = write_gguf(tmp_path / "model.gguf", "qwen3", stored="Q8_0")
+    packed, plain = (cut(model, 1).state_dict() for model in (load_model(tmp_path / "model.gguf"), written))
+    assert packed.keys() == plain.keys() and all(torch.equal(packed[name], plain[name]) for name in plain)
+    assert {tensor.dtype for tensor in packed.values()} == {torch.float32}
 
 
 @pytest.mark.parametrize(("count", "kept"), [(1, [0]), (2, [0, 3]), (3, [0, 2, 3]), (4, [0, 1, 2, 3])])

@@ -73,13 +73,15 @@ def advise(
     machine: options.MachineOptions,
     target: Annotated[
         str | None,
-        typer.Argument(help="Folder or hub name. Default: the embedded pair and its heads.", show_default=False),
+        typer.Argument(
+            help="Folder, hub name or GGUF file. Default: the embedded pair and its heads.", show_default=False
+        ),
     ] = None,
     drafts: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[DRAFT]...",
-            help=f"Draft models and heads, by folder or hub name, or {', '.join(ALONE)}. Default: these three.",
+            help=f"Draft models and heads: folders, hub names, GGUF files or {', '.join(ALONE)}. Default: these three.",
             show_default=False,
         ),
     ] = None,
@@ -141,7 +143,7 @@ def _drafters(
 def _named(
     name: str, loaded: models.Models, texts: list[str], dtype: str | None
 ) -> tuple[Drafter | None, Compatibility | None]:
-    """A draft model by folder or hub name, or a head by its folder."""
+    """A draft model by folder, hub name or GGUF file, or a head by its folder."""
     from ..evaluation.advise.compatibility import compare_tokenizers
     from ..models.loading import load_model, load_tokenizer
 

@@ -96,8 +96,10 @@ class RoundOptions:
 class WeightOptions:
     """Weights and threads"""
 
-    load_in_8bit: bool = option(False, "The target's weights in 8 bits, by bitsandbytes.", "--load-in-8bit")
-    load_in_4bit: bool = option(False, "The same in 4 bits.", "--load-in-4bit")
+    load_in_8bit: bool = option(
+        False, "The weights in 8 bits: by ours on a CPU; on a GPU the target's, by bitsandbytes.", "--load-in-8bit"
+    )
+    load_in_4bit: bool = option(False, "The target's in 4 bits, on a GPU.", "--load-in-4bit")
     threads: int | None = option(None, "Of torch, on a CPU.", show_default=False)
 
     def __post_init__(self) -> None:

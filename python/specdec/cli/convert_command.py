@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -31,11 +30,11 @@ def convert(
     path: Annotated[Path, typer.Argument(metavar="FILE", help="A GGUF file of a language model.", show_default=False)],
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="What is written.", show_default=False)],
 ) -> None:
-    """Makes of a GGUF file a folder that every command takes as --target or --draft. It is done once, takes minutes,
-    and four bytes of memory and disk for each parameter (--dtype float32).
+    """Makes of a GGUF file a folder, for a GPU, for adapters and for training; on a CPU every command takes the file
+    itself as --target or --draft. It is done once, and takes four bytes of memory and disk for each parameter (--dtype
+    float32).
 
-    What transformers' loader would ignore, such as scaled positions, is refused by name. docs/models.md says more."""
-    os.environ.setdefault("TQDM_DISABLE", "1")  # the loader's own bar; read when tqdm is imported
+    What cannot be read is refused by name. docs/models.md says more."""
     with progress("loading transformers") as show:
         from transformers.utils import logging
 

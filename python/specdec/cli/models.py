@@ -29,9 +29,9 @@ EMBEDDED = Path(__file__).parents[1] / "embedded"  # importlib.resources would m
 class ModelOptions:
     """Models"""
 
-    target: str | None = option(None, "Folder or hub name of the target. Default: the embedded pair.")
+    target: str | None = option(None, "Folder, hub name or GGUF file of the target. Default: the embedded pair.")
     adapter: str | None = option(None, "Folder of a peft adapter of the target, in safetensors.", show_default=False)
-    draft: str | None = option(None, "Folder or hub name of the draft.")
+    draft: str | None = option(None, "Folder, hub name or GGUF file of the draft.")
     machine: MachineOptions = field(default_factory=MachineOptions)
 
     @property
@@ -115,7 +115,7 @@ class Models:
 
 def load(at: ModelOptions, drafters: Sequence[str], bits: Literal[4, 8] | None = None) -> Models:
     """Loads the target, with its adapter and with its weights in so many ``bits``, and the draft for these drafters;
-    without a target, the embedded pair."""
+    without a target, the embedded pair. On a CPU the draft has as many bits."""
     models = _load(at, drafters, bits)
     if not gc.isenabled():  # since ``main``. What there is now stays to the end, so it is not looked through again:
         gc.freeze()  # that took a quarter of a second, several times while a text was decoded.
@@ -128,8 +128,8 @@ def _load(at: ModelOptions, drafters: Sequence[str], bits: Literal[4, 8] | None)
     import torch
     from transformers.utils import logging
 
-    from ..models.loading import load_embedded_pair, load_model, load_pair, load_tokenizer
-    from ..models.model_folder import CONFIG, TOKENIZER, WEIGHTS, require_folder
+    from ..models.loading import bits_of_draft, load_embedded_pair, load_model, load_pair, load_tokenizer
+    from ..models.model_folder import CONFIG, TOKENIZER, WEIGHTS, is_gguf, require_folder
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -137,7 +137,8 @@ def _load(at: ModelOptions, drafters: Sequence[str], bits: Literal[4, 8] | None)
     device = machine.chosen_device()
     if at.target is None:
         return Models(*load_embedded_pair(machine.dtype or torch.float32, device, bits=bits), None)
-    require_folder("target", at.target, CONFIG, WEIGHTS, TOKENIZER)
+    if not is_gguf(at.target):
+        require_folder("target", at.target, CONFIG, WEIGHTS, TOKENIZER)
     dtype = machine.dtype or "auto"
     of_target: dict[str, Any] = {"adapter": at.adapter, "bits": bits}
     if at.draft is not None and [name for name in drafters if name in NEED_DRAFT] != ["universal"]:
@@ -145,5 +146,6 @@ def _load(at: ModelOptions, drafters: Sequence[str], bits: Literal[4, 8] | None)
     tokenizer = load_tokenizer("target", at.target)
     draft_tokenizer = None if at.draft is None else load_tokenizer("draft", at.draft)
     target = load_model(at.target, dtype, device, name="target", **of_target)
-    draft = None if at.draft is None else load_model(at.draft, dtype, device, name="draft")
+    of_draft = None if at.draft is None else bits_of_draft(bits, device, at.draft)
+    draft = None if at.draft is None else load_model(at.draft, dtype, device, bits=of_draft, name="draft")
     return Models(target, draft, tokenizer, draft_tokenizer)

@@ -89,7 +89,9 @@ class RooflineOptions:
 @command
 def roofline(
     asked: RooflineOptions,
-    target: Annotated[str, typer.Argument(help="Folder or hub name, of which only the configuration is read, or 70B.")],
+    target: Annotated[
+        str, typer.Argument(help="Folder, hub name or GGUF file, of which only the configuration is read, or 70B.")
+    ],
     draft: Annotated[str, typer.Argument(help="The same of the draft.")],
 ) -> None:
     """Predicts the time of a token, plain and speculative, from the bytes that a step moves and the operations that it

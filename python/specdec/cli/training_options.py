@@ -35,7 +35,7 @@ OF_TARGET = "texts that the target wrote itself, from prompts that specdec has"
 NOTHING = 0.05  # an alpha with which no draft is worth its time
 STOPPED = 1  # the exit code of a training that an error ended
 Target = Annotated[
-    str | None, typer.Argument(help="Folder or hub name. Default: the embedded target.", show_default=False)
+    str | None, typer.Argument(help="Folder, hub name or GGUF file. Default: the embedded target.", show_default=False)
 ]
 
 

@@ -20,7 +20,7 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_expe
 
 
 def read_shape(name: str, given: str, weight_bits: int, number_bits: int) -> ModelShape:
-    """Returns the shape of a folder or hub name, or of a size such as 8B, 500M or 7e9.
+    """Returns the shape of a folder, hub name or GGUF file, or of a size such as 8B, 500M or 7e9.
 
     Args:
         name: of the argument, for errors.

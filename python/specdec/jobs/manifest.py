@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 SAMPLES, SAMPLE_BYTES = 64, 4096  # how many samples of every weight file a fingerprint covers, and of how many bytes
+GGUF_BEGIN = 2**20  # bytes, the model's settings among them: the header does not say where it ends
 
 
 def make_settings(
@@ -88,16 +89,16 @@ def fingerprint(path: str) -> str:
     """Identifies a model or tokenizer without reading all of its weights.
 
     For a folder it is a digest of its configuration and tokenizer files, and of the size, the header and 64 samples of
-    4 KiB, evenly spread, of every safetensors file: training or quantising a model changes most of its bytes. For a hub
-    name it is the revision.
+    4 KiB, evenly spread, of every safetensors file: training or quantising a model changes most of its bytes. For a
+    GGUF file it is the same of the file. For a hub name it is the revision.
     """
     folder = Path(path).expanduser()
-    if not folder.is_dir():
+    if not folder.is_dir() and not folder.is_file():
         return _revision(path)
     digest = hashlib.blake2b(digest_size=16)
     for file in _files(folder):
-        digest.update(f"{file.name} {file.stat().st_size}\n".encode())
-        for piece in _samples(file) if file.suffix == ".safetensors" else [file.read_bytes()]:
+        digest.update(f"{file.relative_to(folder)} {file.stat().st_size}\n".encode())
+        for piece in _samples(file) if file.suffix.lower() in (".safetensors", ".gguf") else [file.read_bytes()]:
             digest.update(piece)
     return digest.hexdigest()
 
@@ -120,6 +121,10 @@ def _named(name: str, read: Callable[[str], T], path: str) -> T:
 
 
 def _files(folder: Path) -> Iterator[Path]:
+    """Those of a folder, or the one that is given instead."""
+    if folder.is_file():
+        yield folder
+        return
     for file in sorted(folder.iterdir()):
         if file.suffix in (".json", ".jinja", ".txt", ".model", ".safetensors") and file.is_file():
             yield file
@@ -128,7 +133,8 @@ def _files(folder: Path) -> Iterator[Path]:
 def _samples(file: Path) -> Iterator[bytes]:
     with file.open("rb") as opened:
         header = opened.read(8)
-        yield opened.read(min(int.from_bytes(header, "little"), 2**27))
+        size = int.from_bytes(header, "little") if file.suffix == ".safetensors" else GGUF_BEGIN
+        yield opened.read(min(size, 2**27))
         begin = opened.tell()
         rest = file.stat().st_size - begin
         for i in range(SAMPLES):

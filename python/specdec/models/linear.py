@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from specdec_kernels import build_info, linear, linears
+from specdec_kernels import Packing, build_info, linear, linears
 
 from .copied_modules import with_modules
 
@@ -22,16 +22,22 @@ BESIDE = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 class NativeLinear(nn.Linear):
     """What ``nn.Linear`` computes of float32, faster for the few tokens of a step, and the result of a token does not
     depend on the number of the others. It shares the weights, hooks and all else of the layer that it stands for. Its
-    weights may be stored as bfloat16, which changes no result."""
+    weights may be stored as bfloat16 or in blocks (``packed_weights``), which changes no result."""
+
+    packing = Packing.NONE
+
+    def weight_as(self, dtype: torch.dtype) -> torch.Tensor:
+        """Returns the numbers [outputs, inputs] that its weights stand for."""
+        return self.weight.to(dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.dtype != torch.float32 or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
-            return F.linear(x, self.weight.to(x.dtype), self.bias)
+            return F.linear(x, self.weight_as(x.dtype), self.bias)
         beside = vars(self).get("beside")
         if beside is not None and x.dim() == 3:
             return beside.take(self, x)
         rows = x if x.dim() == 3 else x.reshape(1, -1, self.in_features)
-        return linear(rows, self.weight, self.bias).view(*x.shape[:-1], self.out_features)
+        return linear(rows, self.weight, self.bias, self.packing).view(*x.shape[:-1], self.out_features)
 
 
 class Beside:
@@ -44,8 +50,10 @@ class Beside:
 
     def take(self, layer: NativeLinear, x: torch.Tensor) -> torch.Tensor:
         if x is not self._x or id(layer) not in self._results:
-            found = linears(x, [own.weight for own in self._layers], [own.bias for own in self._layers])
-            self._x, self._results = x, {id(own): y for own, y in zip(self._layers, found, strict=True)}
+            layers = self._layers
+            weights, packings = [own.weight for own in layers], [own.packing for own in layers]
+            found = linears(x, weights, [own.bias for own in layers], packings)
+            self._x, self._results = x, {id(own): y for own, y in zip(layers, found, strict=True)}
         y = self._results.pop(id(layer))
         if not self._results:  # nothing is kept from step to step
             self._x = None
@@ -54,7 +62,8 @@ class Beside:
 
 def with_native_linear(model: M) -> M:
     """Returns ``model`` with every float32 layer on a CPU that is an ``nn.Linear`` and no more as a
-    :class:`NativeLinear`; ``model`` itself if there is none, or no native code.
+    :class:`NativeLinear`, and with copies of those that are such already; ``model`` itself if there is neither, or no
+    native code.
 
     Layers beside each other (``BESIDE``) are computed in one operation. The model is not changed; see
     :func:`.copied_modules.with_modules`.
@@ -64,7 +73,7 @@ def with_native_linear(model: M) -> M:
     native = with_modules(model, _as_native)
     for module in native.modules():
         for names in BESIDE:
-            found = [layer for name in names if type(layer := module._modules.get(name)) is NativeLinear]
+            found = [layer for name in names if isinstance(layer := module._modules.get(name), NativeLinear)]
             if len(found) == len(names) and len({layer.in_features for layer in found}) == 1:
                 beside = Beside(found)
                 for layer in found:
@@ -79,6 +88,8 @@ def has_native() -> bool:
 
 
 def _as_native(layer: nn.Module) -> nn.Module | None:
+    if isinstance(layer, NativeLinear):
+        return copy.copy(layer)
     if not is_plain(layer, torch.float32):
         return None
     fast = copy.copy(layer)
@@ -86,12 +97,11 @@ def _as_native(layer: nn.Module) -> nn.Module | None:
     return fast
 
 
-def is_plain(module: nn.Module, dtype: torch.dtype) -> bool:
-    """Whether it is an ``nn.Linear`` of this dtype on a CPU: not a subclass, quantised, or with a forward that was
-    replaced."""
+def is_plain(module: nn.Module, *dtypes: torch.dtype) -> bool:
+    """Whether it is an ``nn.Linear`` of one of these dtypes on a CPU: not a subclass, quantised, or with a forward that
+    was replaced."""
     if type(module) is not nn.Linear or "forward" in vars(module):
         return False
     weight = module.weight
-    return (
-        type(weight) is nn.Parameter and (weight.device.type, weight.dtype) == ("cpu", dtype) and weight.is_contiguous()
-    )
+    stored = type(weight) is nn.Parameter and weight.device.type == "cpu" and weight.is_contiguous()
+    return stored and weight.dtype in dtypes

@@ -23,13 +23,20 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from specdec_kernels import Packing
+
 from ..checks import refuse
 from .adapters import add_adapter, refuse_adapter, require_adapter
 from .cpu_units import OF_BFLOAT16, cpu_units
-from .model_folder import CONFIG, TOKENIZER, VOCABULARY, WEIGHTS, hub_or_cache, require_folder
+from .gguf_file import read_gguf
+from .linear import has_native
+from .model_folder import CONFIG, TOKENIZER, VOCABULARY, WEIGHTS, hub_or_cache, is_gguf, require_folder
+from .packed_weights import num_parameters
 from .reduced_head import SIZE, load_reduced
-from .stored_weights import compute_in_float32
+from .stored_weights import compute_in_float32, pack_weights
 
+PACKINGS = {8: Packing.Q8_0}  # by bits, of weights that are rounded on a CPU
+MOST = 0.9  # of a model's parameters; where fewer are packed, a warning says so
 Pair = tuple[PreTrainedModel, PreTrainedModel, PreTrainedTokenizerBase]
 
 
@@ -45,8 +52,9 @@ def load_model(
     """Loads a causal language model, in evaluation mode.
 
     Args:
-        path: a folder with config.json and *.safetensors, or the name of a model on the Hugging Face hub. The weights
-            may be quantised, if the library that config.json requires is installed.
+        path: a folder with config.json and *.safetensors, the name of a model on the Hugging Face hub, or a GGUF file.
+            The weights of a folder may be quantised, if the library that config.json requires is installed. Those of a
+            GGUF file stay packed as they are, on a CPU, and the model computes in float32 (``gguf_model``).
         dtype: the dtype of the weights, or of the computation if they are quantised: a torch dtype, its name, or
             "auto" for the one in which they were saved. On a CPU, "auto" computes in float32 over weights that stay
             stored as bfloat16 (``stored_weights``); bfloat16 computes in bfloat16, with a warning where the CPU has no
@@ -54,8 +62,10 @@ def load_model(
         device: the device on which the weights are placed.
         adapter: a folder with adapter_config.json and adapter_model.safetensors: a peft adapter of this model. What its
             configuration names as its model is not looked at.
-        bits: bitsandbytes rounds the weights of linear layers to so many bits while they are loaded; None leaves them
-            as they were saved.
+        bits: weights of linear layers are rounded to so many bits while they are loaded; None leaves them as they were
+            saved. On a GPU by bitsandbytes, to 8 or 4. On a CPU by ours, to 8, whether bitsandbytes is there or not:
+            those of linear layers and embeddings become GGUF's blocks Q8_0, and compute in float32, which ``dtype`` has
+            to be, or "auto" (``packed_weights``).
         name: the caller's name for ``path``, for errors.
 
     Raises:
@@ -76,12 +86,21 @@ def load_model(
     if dtype not in (*allowed, *names, "auto"):
         raise ValueError(f"dtype: got {dtype!r}, allowed: auto, {', '.join(names)}")
     _require_device(device)
+    if is_gguf(path):
+        from .gguf_model import load_gguf
+
+        return load_gguf(path, dtype, device, adapter=adapter, bits=bits, name=name)
     refuse_adapter(name, path)
     require_folder(name, path, CONFIG, WEIGHTS)
     if adapter is not None:
         require_adapter("adapter", adapter)
     with hub_or_cache(name, path):
-        model = _load(path, dtype, device, bits, name)
+        if bits is not None and torch.device(device).type == "cpu":
+            _check_packing(path, dtype, bits)
+            model = _packed(_load(path, "auto", device, None, name), bits)
+        else:
+            model = _load(path, dtype, device, bits, name)
+            model = model if bits is not None else _computing(model, dtype)
     if adapter is not None:
         add_adapter(model, adapter)
     return model.eval()
@@ -101,7 +120,7 @@ def _load(
             placed["device_map"] = {"": device}
         if bits is None and (config := _reduced(path)) is not None:
             reduced: Any = load_reduced(Path(path).expanduser(), config, _dtype(dtype))
-            return _computing(reduced.to(device), dtype)
+            return reduced.to(device)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             path, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True, **placed
         )
@@ -118,7 +137,28 @@ def _load(
     absent = sorted(report["missing_keys"])
     if absent:
         raise OSError(f"{name}: the weights in {str(path)!r} lack {len(absent)} tensors, the first is {absent[0]!r}")
-    return model if bits is not None else _computing(model, dtype)
+    return model
+
+
+def _check_packing(path: str | os.PathLike, dtype: torch.dtype | str, bits: int) -> None:
+    if bits not in PACKINGS:
+        refuse("bits", f"{bits!r} on a CPU", "8 or None")
+    if _dtype(dtype) not in (None, torch.float32):
+        refuse("dtype", f"{dtype} with bits on a CPU", "auto or float32, in which packed weights are computed")
+    if _quantisation(path) is not None:
+        refuse("bits", f"{bits} for weights that are quantised already", "None for them")
+    if not has_native():
+        refuse("bits", f"{bits} on a CPU without native code", "None")
+
+
+def _packed(model: PreTrainedModel, bits: Literal[4, 8]) -> PreTrainedModel:
+    packed = pack_weights(model, PACKINGS[bits])
+    if not packed:
+        refuse("bits", f"{bits} for weights that are in no rows of whole blocks", "None for them")
+    if (share := packed / num_parameters(model)) < MOST:
+        told = f"bits: {share:.0%} of the model's parameters are packed; the layers of the others cannot be"
+        warnings.warn(told, RuntimeWarning, stacklevel=3)
+    return model
 
 
 def _computing(model: PreTrainedModel, dtype: torch.dtype | str) -> PreTrainedModel:
@@ -130,13 +170,17 @@ def _computing(model: PreTrainedModel, dtype: torch.dtype | str) -> PreTrainedMo
         return compute_in_float32(model)
     if OF_BFLOAT16.isdisjoint(cpu_units()):
         allowed = "'auto' stores the same weights, and computes in float32"
-        warnings.warn(f"dtype: bfloat16 on a CPU without units for it is slow; {allowed}", RuntimeWarning, stacklevel=4)
+        warnings.warn(f"dtype: bfloat16 on a CPU without units for it is slow; {allowed}", RuntimeWarning, stacklevel=3)
     return model
 
 
 def read_config(name: str, path: str | os.PathLike) -> PreTrainedConfig:
-    """The configuration of a folder or hub name. Raises OSError or ValueError naming ``name``, the caller's name for
-    ``path``."""
+    """The configuration of a folder, hub name or GGUF file. Raises OSError or ValueError naming ``name``, the caller's
+    name for ``path``."""
+    if is_gguf(path):
+        from .gguf_config import configuration
+
+        return configuration(read_gguf(path, name))
     refuse_adapter(name, path)
     with hub_or_cache(name, path):
         try:
@@ -194,7 +238,8 @@ def load_pair(
     Args:
         target, draft: as ``path`` of :func:`load_model`.
         dtype, device: as there, of both models.
-        adapter, bits: as there, of the target.
+        adapter: as there, of the target.
+        bits: as there, of the target, and on a CPU of both models.
 
     Raises:
         OSError: as :func:`load_model`.
@@ -211,7 +256,8 @@ def load_pair(
         >>> target.dtype, target.training
         (torch.float32, False)
     """
-    require_folder("target", target, CONFIG, WEIGHTS, TOKENIZER)
+    if not is_gguf(target):
+        require_folder("target", target, CONFIG, WEIGHTS, TOKENIZER)
     tokenizer = load_tokenizer("target", target)
     try:
         draft_tokenizer = load_tokenizer("draft", draft)
@@ -220,7 +266,16 @@ def load_pair(
     if draft_tokenizer is not None:
         require_same_vocabulary(tokenizer, draft_tokenizer)
     target_model = load_model(target, dtype, device, adapter=adapter, bits=bits, name="target")
-    return target_model, load_model(draft, dtype, device, name="draft"), tokenizer
+    of_draft = bits_of_draft(bits, device, draft)
+    return target_model, load_model(draft, dtype, device, bits=of_draft, name="draft"), tokenizer
+
+
+def bits_of_draft(
+    bits: Literal[4, 8] | None, device: torch.device | str, draft: str | os.PathLike
+) -> Literal[4, 8] | None:
+    """Returns the bits of a draft beside a target of such bits. Those of a GPU save memory, and a draft has little;
+    a GGUF file has its own."""
+    return bits if torch.device(device).type == "cpu" and not is_gguf(draft) else None
 
 
 def load_embedded_pair(
@@ -233,7 +288,7 @@ def load_embedded_pair(
 
     Args:
         dtype, device: as in :func:`load_model`, of both models.
-        bits: as there, of the target.
+        bits: as there, of the target, and on a CPU of both models.
 
     Example:
         >>> from specdec import load_embedded_pair
@@ -243,7 +298,8 @@ def load_embedded_pair(
     """
     folder = Path(str(resources.files("specdec") / "embedded"))
     target = load_model(folder / "target", dtype, device, bits=bits, name="target")
-    draft = load_model(folder / "draft", dtype, device, name="draft")
+    of_draft = bits_of_draft(bits, device, folder / "draft")
+    draft = load_model(folder / "draft", dtype, device, bits=of_draft, name="draft")
     return target, draft, load_tokenizer("tokenizer", folder / "tokenizer")
 
 
@@ -262,7 +318,12 @@ def require_same_vocabulary(target: PreTrainedTokenizerBase, draft: PreTrainedTo
 
 
 def load_tokenizer(name: str, path: str | os.PathLike) -> PreTrainedTokenizerBase:
-    """Loads the tokenizer of a folder or hub name. Raises OSError naming ``name``, the caller's name for ``path``."""
+    """Loads the tokenizer of a folder, hub name or GGUF file. Raises OSError naming ``name``, the caller's name for
+    ``path``; ValueError, if a GGUF file has one that transformers has not."""
+    if is_gguf(path):
+        from .gguf_tokenizer import gguf_tokenizer
+
+        return gguf_tokenizer(read_gguf(path, name))
     require_folder(name, path, TOKENIZER)
     with hub_or_cache(name, path):
         try:

@@ -12,8 +12,6 @@ from pathlib import Path
 from huggingface_hub import constants, try_to_load_from_cache
 from huggingface_hub.utils import get_session
 
-from ..checks import refuse
-
 CONFIG, WEIGHTS = "config.json", "*.safetensors"
 # The vocabulary, as one library or another writes it. A tokenizer of bytes has no such file, only its configuration.
 VOCABULARY = (
@@ -33,13 +31,12 @@ _answered = set[str]()  # hubs that did; they are not asked again
 
 def require_folder(name: str, path: str | os.PathLike, *needed: str | tuple[str, ...]) -> None:
     """Raises OSError saying what is missing. transformers would take a missing folder for the name of a model on the
-    hub.
+    hub. A GGUF file is none: ``is_gguf`` is asked before this.
 
     Args:
         name: the caller's name for ``path``, for errors.
         needed: patterns of files that a folder has to have; of several in a tuple, one of them.
     """
-    refuse_gguf(name, path)
     if is_hub_name(path):
         return
     folder = Path(path).expanduser()
@@ -52,10 +49,9 @@ def require_folder(name: str, path: str | os.PathLike, *needed: str | tuple[str,
         raise OSError(f"{name}: the folder {str(path)!r} has no {', no '.join(named)}{_instead(folder)}")
 
 
-def refuse_gguf(name: str, path: str | os.PathLike) -> None:
-    """Raises ValueError with the command that makes a folder of it, if ``path`` is the name of a GGUF file."""
-    if Path(path).suffix.lower() == ".gguf":
-        refuse(name, f"{str(path)!r}, a GGUF file", f"the folder that this command writes of it: {_conversion(path)}")
+def is_gguf(path: str | os.PathLike) -> bool:
+    """Whether ``path`` is the name of a GGUF file, which has all that a folder has."""
+    return Path(path).suffix.lower() == ".gguf"
 
 
 def is_hub_name(path: str | os.PathLike) -> bool:
@@ -105,10 +101,11 @@ def _trouble() -> str | None:
 def _instead(folder: Path) -> str:
     """What the folder has instead of what can be loaded, for an error."""
     if packed := sorted(folder.glob("*.gguf")):
-        return f"; what there is, {packed[0].name}, has to be converted: {_conversion(packed[0])}"
+        return f"; what there is, {packed[0].name}, can be given itself: {shlex.quote(str(packed[0]))}"
     pickled = sorted(folder.glob("pytorch_model*.bin"))
     return f"; {pickled[0].name} is a pickle, which can run any code and is not read" if pickled else ""
 
 
-def _conversion(path: str | os.PathLike) -> str:
+def conversion(path: str | os.PathLike) -> str:
+    """The command that makes a folder of a GGUF file."""
     return f"specdec convert {shlex.quote(str(path))} {shlex.quote(str(Path(path).with_suffix('')))}"

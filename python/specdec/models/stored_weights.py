@@ -1,13 +1,13 @@
-"""Models on a CPU whose weights stay stored as bfloat16, while they compute in float32.
+"""Models on a CPU whose weights stay stored as bfloat16, or are rounded to fewer bits, while they compute in float32.
 
 Every number of bfloat16 is one of float32, so all results are those of the model loaded in float32, to the last bit,
 with half of the bytes that a step reads. Hidden states are not rounded, as they are in a model that computes in
-bfloat16.
+bfloat16. Packed weights (``packed_weights``) are others than those of the file, and with them the model is another one;
+its results, too, are those of a model of float32 with these weights.
 """
 
 from __future__ import annotations
 
-import copy
 import dis
 import inspect
 import warnings
@@ -15,12 +15,18 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 from transformers import PreTrainedModel
+
+from specdec_kernels import Packing, quantise
 
 from .copied_modules import reclass
 from .free_memory import free_memory, size_text
 from .linear import NativeLinear, has_native, is_plain
+from .packed_weights import StoredEmbedding, pack
+
+HALVES = (torch.bfloat16, torch.float16)
+FLOATS = (torch.float32, *HALVES)
+ROWS_AT_ONCE = 4096  # of a weight, as temporary copies of them are made
 
 
 class _ComputesInFloat32:
@@ -32,18 +38,14 @@ class _ComputesInFloat32:
         return torch.promote_types(torch.float32, next(p.dtype for p in self.parameters() if p.is_floating_point()))
 
 
-class _StoredEmbedding:
-    """Of an ``nn.Embedding``, or a class that does more with the rows of its table."""
+class Packed:
+    """Of a ``PreTrainedModel``."""
 
-    def forward(self: Any, tokens: torch.Tensor) -> torch.Tensor:
-        if self.weight.dtype != torch.bfloat16:
-            return super().forward(tokens)  # type: ignore[misc]
-        # Its own forward, over a table of the rows that are asked for.
-        few = copy.copy(self)
-        rows = F.embedding(tokens, self.weight).float().view(-1, self.embedding_dim)
-        few._parameters = {**self._parameters, "weight": rows}
-        few.padding_idx = None
-        return few.forward(torch.arange(tokens.numel()).view(tokens.shape))
+    def save_pretrained(self: Any, *args: Any, **kwargs: Any) -> None:
+        raise ValueError(
+            "model: its weights are packed, and files of transformers have none; to save it, load it without bits, or "
+            "the folder that specdec convert writes of its GGUF file"
+        )
 
 
 def stores_bfloat16(model: nn.Module) -> bool:
@@ -52,22 +54,25 @@ def stores_bfloat16(model: nn.Module) -> bool:
 
 
 def compute_in_float32(model: PreTrainedModel) -> PreTrainedModel:
-    """Makes a model of bfloat16 on a CPU compute in float32, in place, and returns it. The weights of its linear layers
-    and embeddings stay as they are; all others become float32, experts among them; without native code all do. If they
-    do not fit the memory, it stays as it was, with a warning."""
-    linear, embeddings = _kept(model) if has_native() else ([], [])
+    """Makes a model on a CPU compute in float32, in place, and returns it. Weights of 16 bits of its linear layers and
+    embeddings stay as they are; all others become float32, experts among them; without native code all do. If they do
+    not fit the memory, it stays as it was, with a warning."""
+    linear, embeddings = _kept(model, *HALVES) if has_native() else ([], [])
     kept = {id(module.weight) for module in (*linear, *embeddings)}
     rest = [
         tensor
         for module in model.modules()
         for tensor in (*module._parameters.values(), *module._buffers.values())
-        if tensor is not None and tensor.is_floating_point() and id(tensor) not in kept
+        if tensor is not None
+        and tensor.is_floating_point()
+        and tensor.dtype != torch.float32
+        and id(tensor) not in kept
     ]
     size, free = 4 * sum({id(tensor): tensor.numel() for tensor in rest}.values()), free_memory(model.device)
     if free is not None and size > free:
         taken = f"{size_text(size)} for weights that are not those of linear layers, where {size_text(free)} are free"
         told = f"dtype: float32 would take {taken}; the model computes in bfloat16"
-        warnings.warn(told, RuntimeWarning, stacklevel=5)
+        warnings.warn(told, RuntimeWarning, stacklevel=4)
         return model
     for tensor in rest:
         tensor.data = tensor.data.float()
@@ -77,20 +82,51 @@ def compute_in_float32(model: PreTrainedModel) -> PreTrainedModel:
     for module in linear:
         module.__class__ = NativeLinear
     for module in embeddings:
-        reclass(module, _StoredEmbedding)
+        reclass(module, StoredEmbedding)
     return model
 
 
-def _kept(model: PreTrainedModel) -> tuple[list[nn.Linear], list[nn.Embedding]]:
-    """Returns the modules whose weights no other code reads, so they may stay as they are."""
+def pack_weights(model: PreTrainedModel, packing: Packing) -> int:
+    """Rounds the weights of a model's linear layers and embeddings on a CPU to blocks, in place, and makes the model
+    compute in float32. Weights that other code reads, or whose rows are no whole blocks, are stored as
+    :func:`compute_in_float32` leaves them. Returns how many parameters were packed.
+
+    Raises:
+        RuntimeError: there is no native code.
+    """
+    if not has_native():
+        raise RuntimeError("packed weights on a CPU take native code, which is missing")
+    found = [m for kind in _kept(model, *FLOATS) for m in kind if m.weight.shape[1] % packing.block[0] == 0]
+    sharing: dict[int, list[nn.Module]] = {}
+    for module in model.modules():
+        for parameter in module._parameters.values():
+            sharing.setdefault(id(parameter), []).append(module)
+    packed = 0
+    for modules in [sharing[key] for key in {id(module.weight): None for module in found}]:
+        if any(module not in found for module in modules):
+            continue
+        weight = cast(torch.Tensor, modules[0].weight)
+        packed += weight.numel()
+        blocks = torch.cat([quantise(rows, packing) for rows in weight.split(ROWS_AT_ONCE)])
+        shared = nn.Parameter(blocks, requires_grad=False)
+        for module in modules:
+            pack(cast(nn.Linear, module), shared, packing)
+        del weight
+    compute_in_float32(model)
+    reclass(model, Packed)
+    return packed
+
+
+def _kept(model: PreTrainedModel, *dtypes: torch.dtype) -> tuple[list[nn.Linear], list[nn.Embedding]]:
+    """Returns the modules of these dtypes whose weights no other code reads, so they may be stored in any way."""
     modules = list(model.modules())
     names = {kind: _read_by(kind) for kind in {type(module) for module in modules}}
     read = {id(getattr(m._modules.get(name), "weight", None)) for m in modules for name in names[type(m)]}
     linear, embeddings = list[nn.Linear](), list[nn.Embedding]()
     for module in modules:
-        if is_plain(module, torch.bfloat16) and id(module.weight) not in read:
+        if is_plain(module, *dtypes) and id(module.weight) not in read:
             linear.append(cast(nn.Linear, module))
-        elif isinstance(module, nn.Embedding) and id(module.weight) not in read:
+        elif isinstance(module, nn.Embedding) and module.weight.dtype in dtypes and id(module.weight) not in read:
             if len(inspect.signature(module.forward).parameters) == 1:
                 embeddings.append(module)
     return linear, embeddings

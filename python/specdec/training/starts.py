@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from ..checks import read_count, refuse
 from ..models.layers import layers_path
+from ..models.packed_weights import weight_of
 
 
 def usual_layers(target: PreTrainedModel) -> int:
@@ -50,7 +51,6 @@ def cut(target: PreTrainedModel, layers: int, intermediate: int | None = None) -
             refuse("intermediate", intermediate, f"from 1 to {wide}, the target's")
         text.intermediate_size = intermediate
     draft = _new(smaller)
-    state = target.state_dict()
     neurons: dict[int, torch.Tensor] = {}
     if intermediate is not None:
         neurons = {i: _neurons(target.get_submodule(f"{path}.{i}"), wide, intermediate) for i in kept}
@@ -59,13 +59,20 @@ def cut(target: PreTrainedModel, layers: int, intermediate: int | None = None) -
         if name.startswith(f"{path}."):
             number, _, rest = name.removeprefix(f"{path}.").partition(".")
             i = kept[int(number)]
-            tensor = state[f"{path}.{i}.{rest}"]
+            tensor = _of_target(target, f"{path}.{i}.{rest}")
             tensors[name] = _narrowed(tensor, wide, neurons[i]) if i in neurons else tensor
         else:
-            tensors[name] = state[name]
+            tensors[name] = _of_target(target, name)
     draft.generation_config = copy.deepcopy(target.generation_config)
     draft.load_state_dict({name: tensor.detach().float() for name, tensor in tensors.items()})
     return draft
+
+
+def _of_target(target: PreTrainedModel, name: str) -> torch.Tensor:
+    path, _, own = name.rpartition(".")
+    module = target.get_submodule(path)
+    weight = weight_of(module) if own == "weight" else None  # packed ones are expanded
+    return getattr(module, own) if weight is None else weight
 
 
 def fresh(target: PreTrainedModel, path: str | Path, seed: int) -> PreTrainedModel:
@@ -93,11 +100,11 @@ def _neurons(layer: nn.Module, wide: int, keep: int) -> torch.Tensor:
     """The indices of the neurons that an MLP keeps, in ascending order."""
     score = torch.ones(wide)
     for module in layer.modules():
-        weight = getattr(module, "weight", None)
-        if isinstance(weight, torch.Tensor) and weight.dim() == 2 and wide in weight.shape:
+        weight = weight_of(module)
+        if weight is not None and weight.dim() == 2 and wide in weight.shape:
             if not isinstance(module, nn.Linear):
                 refuse("intermediate", f"{keep} for layers with a {type(module).__name__}", "None for them")
-            score = score * weight.detach().float().cpu().norm(dim=1 - weight.shape.index(wide))
+            score = score * weight.float().cpu().norm(dim=1 - weight.shape.index(wide))
     return score.topk(keep).indices.sort().values
 
 

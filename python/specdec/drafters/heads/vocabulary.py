@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
-from torch.nn.functional import embedding, linear
+from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
 from ...checks import refuse
+from ...models.packed_weights import is_packed, rows_of, width_of
 from .checkpoint import Checkpoint
 
 
@@ -63,15 +63,16 @@ def target_embedding(
         ValueError: it is quantised, or its width is not ``hidden``.
     """
     module = target.get_input_embeddings()
-    weight = _weight("embed_tokens.weight", module, hidden)
-    return (lambda tokens: module(tokens)) if scaled else (lambda tokens: embedding(tokens, weight).to(target.dtype))
+    rows = _rows("embed_tokens.weight", module, hidden)
+    return (lambda tokens: module(tokens)) if scaled else (lambda tokens: rows(tokens).to(target.dtype))
 
 
 def has_scale(target: PreTrainedModel) -> bool:
     """Returns whether the target's embedding is not the table alone."""
     module: Any = target.get_input_embeddings()
     tokens = torch.arange(4, device=target.device)
-    return not torch.equal(module(tokens), embedding(tokens, module.weight))
+    found = module(tokens)
+    return not torch.equal(found, rows_of(module, tokens).to(found.dtype))
 
 
 def target_head(
@@ -85,7 +86,7 @@ def target_head(
     module = target.get_output_embeddings()
     assert module is not None
     if d2t is not None:
-        rows = _weight("lm_head.weight", module, hidden)[d2t.to(target.device)].to(target.dtype)
+        rows = _rows("lm_head.weight", module, hidden)(d2t).to(target.dtype)
         return lambda x: linear(x, rows)
     width = getattr(module, "in_features", hidden)
     if width != hidden:
@@ -93,10 +94,12 @@ def target_head(
     return lambda x: module(x)
 
 
-def _weight(name: str, module: nn.Module | None, hidden: int) -> torch.Tensor:
+def _rows(name: str, module: Any, hidden: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Returns a function from the numbers of rows of the module's weights to these rows."""
     weight = getattr(module, "weight", None)
-    if not isinstance(weight, torch.Tensor) or not weight.is_floating_point() or weight.itemsize < 2:
+    floats = isinstance(weight, torch.Tensor) and weight.is_floating_point() and weight.itemsize > 1
+    if not floats and not is_packed(module):
         refuse(name, "no such tensor", f"one of width {hidden}: the target's is quantised")
-    if weight.shape[-1] != hidden:
-        refuse(name, "no such tensor", f"one of width {hidden}: the target's has {weight.shape[-1]}")
-    return weight.detach()
+    if (width := width_of(module)) != hidden:
+        refuse(name, "no such tensor", f"one of width {hidden}: the target's has {width}")
+    return lambda rows: rows_of(module, rows)

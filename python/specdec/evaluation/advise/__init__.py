@@ -20,6 +20,7 @@ from ...drafters.protocol import Drafter
 from ...loop.draft_length import AdaptiveDrafts
 from ...models.cached_model import CachedModel
 from ...models.kv_cache import visible_slots
+from ...models.packed_weights import num_parameters
 from ...prompts import check_room
 from ..contenders import Prompt
 from ..machine import machine
@@ -203,7 +204,7 @@ def _new_draft(tried: Sequence[Tried], decoders: Mapping[str, SpeculativeDecoder
         drafter, target = decoders[t.name].drafter, decoders[t.name].target
         if isinstance(drafter, EarlyExitDrafter) and isinstance(drafter.model, CachedModel):
             first, of = (m.config.get_text_config(decoder=True).num_hidden_layers for m in (drafter.model, target))
-            found = new_draft(t, first, of, sum(p.numel() for p in target.model.parameters()))
+            found = new_draft(t, first, of, num_parameters(target.model))
         elif t.has_model:
             return None
     return found

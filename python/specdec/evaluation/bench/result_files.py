@@ -12,6 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ...drafters.protocol import Drafter
+from ...models.packed_weights import num_parameters
 from ..theory import expected_speedup, expected_tau
 from .grid import PLAIN, TRANSFORMERS, BenchCell, Grid
 from .verdicts import quartiles, ratios, summary, verdict
@@ -227,6 +228,6 @@ def described_head(drafter: Drafter | None) -> dict[str, object]:
 def _size(module: nn.Module) -> dict[str, object]:
     tensors = [*module.parameters(), *module.buffers()]
     return {
-        "parameters": sum(each.numel() for each in module.parameters()),
+        "parameters": num_parameters(module),
         "bytes": sum(each.numel() * each.element_size() for each in tensors),
     }
