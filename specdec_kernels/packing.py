@@ -17,7 +17,7 @@ def dequantise(blocks: torch.Tensor, packing: Packing) -> torch.Tensor:
 
     Args:
         blocks: [..., bytes] uint8: whole blocks, as GGUF stores them.
-        packing: any but ``NONE``.
+        packing: any but ``Packing.NONE``.
 
     Returns:
         [..., inputs] float32.
@@ -41,7 +41,7 @@ def quantise(numbers: torch.Tensor, packing: Packing) -> torch.Tensor:
 
     Args:
         numbers: [..., inputs] of a floating dtype; a row has a multiple of 32.
-        packing: ``Q8_0`` or ``Q4_0``.
+        packing: ``Packing.Q8_0`` or ``Packing.Q4_0``.
 
     Returns:
         [..., bytes] uint8.

@@ -131,4 +131,4 @@ def test_commands_have_the_options_that_a_page_names(page):
     for name, rest in named_in(page):
         assert name in commands, name
         options = {option for param in commands[name].params for option in (*param.opts, *param.secondary_opts)}
-        assert set(re.findall(r"(?<!\S)--?[a-z][a-z-]*", rest)) <= options | {"--help"}, (name, rest)
+        assert set(re.findall(r"(?<!\S)--?[a-z][a-z0-9-]*", rest)) <= options | {"--help"}, (name, rest)

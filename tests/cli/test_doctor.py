@@ -8,7 +8,7 @@ import re
 import torch
 import transformers
 from specdec.cli import app
-from support.commands import invoke, run
+from support.commands import invoke, refused, run, save
 from typer.testing import CliRunner
 
 import specdec_kernels
@@ -33,6 +33,16 @@ def test_doctor(monkeypatch):
     assert info["cpus"]["usable"] == info["threads"] == 2 and len(info["hints"]) == 1
 
 
+def test_doctor_counts_a_models_native_parts(tmp_path):
+    shown = run("doctor", save(tmp_path / "model", 0)).stdout
+    assert "natively on a CPU" in shown and re.search(r"^ +attention +native *$", shown, re.MULTILINE)
+    assert json.loads(run("doctor", tmp_path / "model", "--json").stdout)["native_parts"] == {
+        "linear layers": "8 of float32", "attention": "native", "norms": "3", "angles of positions": "1",
+        "gated layers": "1", "forwards": "replayed",
+    }  # fmt: skip
+    assert "Invalid value for MODEL: there is no folder" in refused("doctor", tmp_path / "nothing")
+
+
 def test_doctor_names_what_the_cpu_has(monkeypatch):
     for units, said in (
         (("AVX2", "AVX-512"), "units AVX2, AVX-512; none for bfloat16: --dtype bfloat16 is slow"),
@@ -47,8 +57,8 @@ def test_doctor_names_what_the_cpu_has(monkeypatch):
 def test_an_instruction_set_that_is_not_there_is_named(monkeypatch):
     monkeypatch.setenv("SPECDEC_CPU_ISA", "sse9")
     monkeypatch.setattr("specdec_kernels.backends.native.missing", native.missing.__wrapped__)  # asked anew
-    refused = invoke("doctor")
-    assert refused.exit_code == 2 and "SPECDEC_CPU_ISA: got 'sse9', allowed on this machine: base" in refused.output
+    failed = invoke("doctor")
+    assert failed.exit_code == 2 and "SPECDEC_CPU_ISA: got 'sse9', allowed on this machine: base" in failed.output
 
 
 def test_doctor_wraps_at_words(monkeypatch):

@@ -118,8 +118,8 @@ MUTATIONS: list[Mutation] = [
                 "torch.zeros_like(first_block)",
             ),
             "attention-forgets-sinks": (
-                'if any(name.endswith("sinks")',
-                'if any(name == "sinks"',
+                'any(name.endswith("sinks")',
+                'any(name == "sinks"',
                 "tests/models/test_attention_models.py",
             ),
             "level-reads-up-to-its-root": ("tree.root + tree.depths.shape[1] - q", "tree.root"),

@@ -17,9 +17,12 @@ from .option_groups import command
 
 
 @command
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False) -> None:
+def doctor(
+    model: Annotated[str | None, typer.Argument(help="A folder, a GGUF file, or a name on the hub.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
     """Reports versions, CPUs and memory that this process may use, what was built, which backends can run on this
-    machine and why others cannot, and what would make it slow."""
+    machine and why others cannot, and what would make it slow. Of a model, which of its parts run natively on a CPU."""
     from importlib import metadata
 
     from specdec_kernels import build_info
@@ -29,6 +32,8 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="One JSON object
     built = build_info()
     info: dict[str, Any] = {**built, "transformers": metadata.version("transformers"), **machine()}
     info["hints"] = thread_hints(info["cpus"]["usable"], info["threads"], info["load"])
+    if model is not None:
+        info["native_parts"] = _native_parts(model)
     if as_json:
         typer.echo(json.dumps(info, default=str))
         return
@@ -40,6 +45,8 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="One JSON object
         "built": {"for CPUs": _built(info["native"]), "for NVIDIA GPUs": _built(info["native_cuda"])},
         "backends": backends,
     }
+    if model is not None:
+        parts[f"{model}, natively on a CPU"] = info["native_parts"]
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = UNLIMITED  # what reads a pipe may look for whole lines
@@ -53,6 +60,13 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="One JSON object
         console.print(Padding(table, (0, 0, 1, 2), expand=False))
     for hint in info["hints"]:
         console.print(Text(f"hint: {hint}", "yellow"))
+
+
+def _native_parts(model: str) -> dict[str, str]:
+    from ..models.loading import load_model
+    from ..models.native_report import native_report
+
+    return native_report(load_model(model, name="model"))
 
 
 def _machine(info: Mapping[str, Any]) -> dict[str, object]:
