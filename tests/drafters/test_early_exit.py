@@ -15,6 +15,7 @@ from specdec.evaluation.verify.chi_square import chi_square
 from specdec.models.cached_model import CachedModel
 from specdec.models.kv_cache import StaticKVCache
 from specdec.models.supported import cached_model
+from support.allocations import unrecorded
 from support.models import POSITIONS, TYPES, VOCABULARY, WINDOW, generate, prompts, tiny_model, tunable_pair
 from transformers import (
     AutoModelForCausalLM,
@@ -146,6 +147,7 @@ def test_what_the_target_stored_is_never_written(kind, monkeypatch):
         written.append(slots)
         write_at(self, slots, *others)
 
+    unrecorded(monkeypatch)
     monkeypatch.setattr(StaticKVCache, "write_at", spy)
 
     def seen(step, generation, draft):

@@ -273,7 +273,7 @@ MUTATIONS: list[Mutation] = [
     ),
     *mutations(
         "csrc/cpu/packed.h",
-        "tests/kernels/test_packing.py",
+        "tests/kernels/test_blocks_of_weights.py",
         {
             "blocks-have-the-scale-of-their-neighbours": ("scales[part * 2 + i * kWidth / 16]", "scales[part * 2]"),
             "blocks-of-upper-halves-first": (
@@ -286,7 +286,7 @@ MUTATIONS: list[Mutation] = [
     ),
     *mutations(
         "csrc/cpu/linear.cpp",
-        "tests/kernels/test_packing.py",
+        "tests/kernels/test_blocks_of_weights.py",
         {
             "blocks-forget-the-last-row": (
                 "params, output, last, std::min(row, last_row)",

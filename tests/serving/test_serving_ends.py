@@ -10,6 +10,7 @@ import specdec.loop.step
 import torch
 from specdec import FinishReason, QueueFull, Request
 from specdec.drafters import Drafter, Drafts, DraftSession
+from support.allocations import unrecorded
 from support.crowds import (
     FAULTY,
     SAMPLED,
@@ -25,6 +26,11 @@ from support.crowds import (
 )
 
 # ---- cancellation -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def _unrecorded(monkeypatch):
+    unrecorded(monkeypatch)
 
 
 def run_and_cancel(when, number: int = FAULTY, **settings):

@@ -12,10 +12,17 @@ import pytest
 import torch
 from specdec import FinishReason, Request, Sequence
 from specdec.drafters import Drafter, Drafts, DraftSession
+from support.allocations import unrecorded
 from support.crowds import FAULTY, Processor, Stop, all_greedy, check_empty, crowd, decoder, finish, scheduler, texts
 from support.dropped import drops_drafter
 
 from specdec_kernels import Status
+
+
+@pytest.fixture(autouse=True)
+def _unrecorded(monkeypatch):
+    unrecorded(monkeypatch)
+
 
 NAN, INF = float("nan"), float("inf")
 # Much like others.
