@@ -39,12 +39,15 @@ def test_the_numbers_are_those_of_gguf(packing):
     if packing in (Packing.Q8_0, Packing.Q4_0):
         numbers = torch.randn(9, 256) * torch.logspace(-4, 3, 9)[:, None]
         numbers[3, 32:64] = 0
-        numbers[4] = torch.arange(256) % 32 - 15.5  # halves, after rounding by 127
+        numbers[4] = torch.arange(256) % 32 - 15.5
+        numbers[4, ::32] = 127  # the others are halves between two quants
         assert torch.equal(quantise(numbers, packing), torch.from_numpy(gguf.quantize(numbers.numpy(), kind)))
 
 
 def test_numbers_by_hand():
     """One of each part of a block, without gguf."""
+    halves = torch.tensor([127, 0.5, 1.5, 2.5, -0.5, -2.5, *[0.0] * 26])
+    assert dequantise(quantise(halves, Packing.Q8_0), Packing.Q8_0)[:6].tolist() == [127, 1, 2, 3, -1, -3]
     half = torch.tensor([0.5], dtype=torch.float16).view(torch.uint8).tolist()
     eights = torch.tensor([*half, *[255, 1], *[0] * 30], dtype=torch.uint8)
     assert dequantise(eights, Packing.Q8_0)[:3].tolist() == [-0.5, 0.5, 0]
