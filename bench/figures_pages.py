@@ -77,6 +77,29 @@ def _smollm2(results: Results) -> Iterable[Row]:
     yield measured, against, decoding.faster(r, best, others[TRANSFORMERS])
 
 
+def _rivals(results: Results) -> Iterable[Row]:
+    """Plain decoding beside llama.cpp's, and the best with drafts beside its best, by kinds of weights."""
+    r = results["rivals"]
+    speeds: dict[str, dict[str, dict]] = {}
+    for row in r["rows"]:
+        speeds.setdefault(row["weights"], {})[row["method"]] = row
+
+    def median(row: dict, key: str = "tokens_per_second") -> float:
+        return row[key]["median"]
+
+    def words(rows: Iterable[dict], key: str = "tokens_per_second") -> str:
+        return ", ".join(number(median(row, key)) for row in rows)
+
+    plain = [of["specdec"] for of in speeds.values()]
+    best = [max((row for way, row in of.items() if way.startswith("specdec,")), key=median) for of in speeds.values()]
+    theirs = [of["llama.cpp"] for of in speeds.values()]
+    kinds = ", ".join(f"weights of {kind}" if i == 0 else kind for i, kind in enumerate(speeds))
+    measured = f"{r['target']} on a CPU, {kinds}: {words(plain)} tokens/s"
+    yield measured, f"llama.cpp, plain: {words(theirs)} tokens/s", words(plain, "over_llama_cpp")
+    measured = f"the same with drafts from the text: {words(best)} tokens/s"
+    yield measured, "the better of llama.cpp plain and with prompt lookup", words(best, "over_its_best")
+
+
 def _rows(results: Results) -> Iterable[Row]:
     row = next(r for r in results["lengths"]["rows"] if (r["rows"], r["temperature"]) == (ROWS, 0.0))
     ours, plain = (row["methods"][name] for name in ("model, auto", "plain"))
@@ -95,8 +118,9 @@ def _step(results: Results) -> Iterable[Row]:
     yield f"{measured}: {milliseconds(row['seconds']['cpu'])}", "transformers' `_speculative_sampling`", times
 
 
-README_ROWS: dict[str, Callable[[Results], Iterable[Row]]] = {  # at most seven rows, by result
+README_ROWS: dict[str, Callable[[Results], Iterable[Row]]] = {  # at most eight rows, by result
     "smollm2": _smollm2,
+    "rivals": _rivals,
     "lengths": _rows,
     "speculative_step": _step,
 }

@@ -1,10 +1,10 @@
-"""The figures of real models that are not about speed: whether texts are those of plain decoding."""
+"""The figures of real models, and of other programs with them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from figures import mark, number, page, source, spread, table
+from figures import mark, milliseconds, number, page, source, spread, table
 from results import Results
 
 PEERS = ("transformers", "transformers, prompt lookup")  # of bench_greedy_texts.py, which names them
@@ -29,21 +29,42 @@ def greedy_texts(results: Results) -> str:
     return page(table(head, rows, mark(results, "greedy_texts")), said)
 
 
-def rivals(results: Results) -> str:
-    """Of each dtype of the weights and each program: tokens a second, and times llama.cpp's plain decoding."""
-    r = results["rivals"]
-    rows = []
-    for row in r["rows"]:
-        speed, beside = row["tokens_per_second"], row.get("over_llama_cpp")
-        times = "" if beside is None else spread(beside)
-        rows.append((row["weights"], row["method"], spread(speed), times))
-    head = ("weights", "", "tokens a second", "times llama.cpp's plain decoding")
+def rivals(name: str) -> Callable[[Results], str]:
+    """Of each kind of weights and each program: tokens a second, and times llama.cpp's decoding, plain and its best."""
+
+    def figure(results: Results) -> str:
+        r = results[name]
+        rows = []
+        for row in r["rows"]:
+            beside = [spread(row[key]) if key in row else "" for key in ("over_llama_cpp", "over_its_best")]
+            rows.append((row["weights"], row["method"], spread(row["tokens_per_second"]), *beside))
+        head = ("weights", "", "tokens a second", "times llama.cpp plain", "times its best")
+        said = (
+            f"{r['target']}, {len(r['prompts'])} prompts of as many kinds, {r['new_tokens']} new tokens each, greedily "
+            "and one at a time; medians and quartiles over prompts, the reading of the prompt included. "
+            f"{source(results, name)}"
+        )
+        return page(table(head, rows, mark(results, name)), said)
+
+    return figure
+
+
+def cpu_step(results: Results) -> str:
+    """Of each shape, dtype of the weights and number of tokens: a step against its floor."""
+    r = results["cpu_step"]
+    rows = [
+        (
+            row["shape"], row["weights"], str(row["tokens"]), milliseconds(row["step"]), spread(row["step/floor"]),
+            spread(row["step/products"]), f"{row['gigabytes_per_second']:.1f}",
+        )
+        for row in r["rows"]
+    ]  # fmt: skip
+    head = ("model", "weights", "tokens", "step", "times the floor", "times its products", "GB/s of the floor")
     said = (
-        f"{r['target']}, {len(r['prompts'])} prompts of as many kinds, {r['new_tokens']} new tokens each, greedily and "
-        "one at a time; medians and quartiles over prompts, the reading of the prompt included. "
-        f"{source(results, 'rivals')}"
+        f"{r['stored']} tokens are stored. The floor is the sum of a buffer of as many bytes as the weights, in turns "
+        f"with the steps. {source(results, 'cpu_step')}"
     )
-    return page(table(head, rows, mark(results, "rivals")), said)
+    return page(table(head, rows, mark(results, "cpu_step")), said)
 
 
 def perplexity(results: Results) -> str:

@@ -131,11 +131,9 @@ HEADS = ("--method model", "--method medusa", "--method eagle3", "--method dflas
 RULES = ("--method model", "--temperature 1", "-k 2 -k 4 -k 6", "--rule token --rule block --rule coupled")
 RESULTS = (
     of_bench("bench", 6),
-    of_bench("bench.compiled", 2, "--compile --method model --temperature 0"),
     of_bench("bench.heads", 8, *HEADS),
     of_bench("bench.rules", 3, *RULES),
     Result("compare", "-m specdec compare --max-new-tokens 96 --json", COMPARE, 2),
-    Result("compare.compiled", "-m specdec compare --max-new-tokens 96 --compile --json", COMPARE, 3),
     Result("lengths", "bench/bench_lengths.py --rows 1,4,16 --json {json}", (*RACE, "bench/bench_lengths.py"), 12),
     Result("load_aware", "bench/bench_load_aware.py --json {json}", (*RACE, "bench/bench_load_aware.py"), 6),
     Result("speculative_step", f"{STEP} --seconds 1.5 --compile-seconds 120 --json {{json}}", OF_KERNELS, 4),

@@ -249,5 +249,7 @@ def test_weights_in_8_bits(tmp_path):
     assert whole["settings"]["bits"] == 8
     for model in (whole["models"][name] for name in ("target", "draft")):
         assert model["bytes"] < 1.2 * model["parameters"]
+    text = run("generate", "x = ", "--load-in-8bit", "--max-new-tokens", 8, "--drafter", "lookup").stdout
+    assert text == run("generate", "x = ", "--load-in-8bit", "--max-new-tokens", 8, "--drafter", "none").stdout
     told = refused("bench", "--load-in-4bit", "x", "--output", tmp_path / "four")
     assert "--load-in-8bit / --load-in-4bit: got 4 on a CPU, allowed: 8 or None" in told

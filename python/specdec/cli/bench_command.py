@@ -16,7 +16,7 @@ from .bench_options import (
     ResultOptions,
     RoundOptions,
     SettingOptions,
-    WeightOptions,
+    ThreadOptions,
 )
 from .option_groups import command
 from .report_command import write as write_report
@@ -31,7 +31,7 @@ def bench(
     given: QuestionOptions,
     rounds: RoundOptions,
     at: models.ModelOptions,
-    weights: WeightOptions,
+    threads: ThreadOptions,
     results: ResultOptions,
     prompt: Annotated[
         list[str] | None, typer.Argument(help="Default: a built-in set, one of each category.", show_default=False)
@@ -56,12 +56,12 @@ def bench(
     from ..jobs.signals import Signals
     from .bench_run import BUG, BenchRun
 
-    if weights.threads is not None:
-        torch.set_num_threads(weights.threads)
+    if threads.threads is not None:
+        torch.set_num_threads(threads.threads)
     new_tokens = settings.max_new_tokens or (SHORT_TEXTS if at.target is None else NEW_TOKENS)
     seconds = None if rounds.minutes is None else 60 * rounds.minutes
     of_session = BenchSettings(new_tokens, rounds.repeats, rounds.warm_up, settings.seed, seconds)
-    whole_run = BenchRun(at, weights.bits, methods, axes, measured, questions, given, of_session, results)
+    whole_run = BenchRun(at, methods, axes, measured, questions, given, of_session, results)
     with Signals() as signals:
         code, whole = whole_run.run(signals)
     if whole is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from . import bench_methods, drafting, options
 from .drafters import HEAD
@@ -93,23 +92,13 @@ class RoundOptions:
 
 
 @dataclass(frozen=True)
-class WeightOptions:
-    """Weights and threads"""
+class ThreadOptions:
+    """Threads"""
 
-    load_in_8bit: bool = option(
-        False, "The weights in 8 bits: by ours on a CPU; on a GPU the target's, by bitsandbytes.", "--load-in-8bit"
-    )
-    load_in_4bit: bool = option(False, "The target's in 4 bits, on a GPU.", "--load-in-4bit")
     threads: int | None = option(None, "Of torch, on a CPU.", show_default=False)
 
     def __post_init__(self) -> None:
-        if self.load_in_8bit and self.load_in_4bit:
-            refuse("--load-in-8bit / --load-in-4bit", "both", "at most one of the two")
         check_counts(1, threads=self.threads)
-
-    @property
-    def bits(self) -> Literal[4, 8] | None:
-        return 8 if self.load_in_8bit else 4 if self.load_in_4bit else None
 
 
 @dataclass(frozen=True)

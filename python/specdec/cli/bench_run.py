@@ -40,7 +40,6 @@ class BenchRun:
     """The options, checked."""
 
     at: models.ModelOptions
-    bits: Literal[4, 8] | None
     methods: Sequence[str]
     axes: bench_methods.Axes
     measured: MethodOptions
@@ -63,7 +62,7 @@ class BenchRun:
             try:
                 folder = Folder(self.results.output)
                 with progress("loading models") as show:
-                    loaded = models.load(self.at, bench_methods.drafters_of(self.methods), self.bits)
+                    loaded = models.load(self.at, bench_methods.drafters_of(self.methods))
                     drafters = self._drafters(loaded)
                     known = {*drafters, bench_methods.ASSISTED} if self._assists(loaded) else {*drafters}
                     methods = [name for name in self.methods if name in known]
@@ -174,7 +173,7 @@ class BenchRun:
                 "methods": [_short(name) for name in self.methods],
                 **{name: value for name, value in self.axes._asdict().items() if name != "filters"},
                 **self.axes.filters,
-                **{"exit_layers": self.measured.exit_layers, "compile": self.measured.compile, "bits": self.bits},
+                **{"exit_layers": self.measured.exit_layers, "compile": self.measured.compile, "bits": self.at.bits},
                 **{"max_new_tokens": settings.max_new_tokens, "seed": settings.seed},
                 "prompts": hashlib.blake2b(prompts, digest_size=16).hexdigest(),
                 **fingerprints(paths),
@@ -188,7 +187,7 @@ class BenchRun:
             },
             "settings": {
                 **dataclasses.asdict(settings),
-                **{"compile": self.measured.compile, "bits": self.bits},
+                **{"compile": self.measured.compile, "bits": self.at.bits},
                 "chat": any(question.chat for question in self.questions),
             },
             "prompts": [{"id": p.id, "category": p.category, "tokens": len(p.tokens)} for p in session.prompts],

@@ -80,6 +80,7 @@ class Job:
             **{name: getattr(d, name) for name in ("drafter", "exit_layers", "confidence")},
             "rule": d.accept_rule,
             "dtype": self.at.machine.dtype,
+            **({} if self.at.bits is None else {"bits": self.at.bits}),
             "num_drafts": self.num_drafts if isinstance(self.num_drafts, int) else "auto",
             "max_length": self.options.max_length,
             **({} if nodes is None else {"tree": nodes}),  # jobs that began before there were trees go on

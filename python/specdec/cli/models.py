@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from .drafters import EMBEDDED_HEADS, NEED_DRAFT, is_head, make_drafter
 from .option_groups import option
 from .options import MachineOptions
+from .user_errors import refuse
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -32,7 +33,19 @@ class ModelOptions:
     target: str | None = option(None, "Folder, hub name or GGUF file of the target. Default: the embedded pair.")
     adapter: str | None = option(None, "Folder of a peft adapter of the target, in safetensors.", show_default=False)
     draft: str | None = option(None, "Folder, hub name or GGUF file of the draft.")
+    load_in_8bit: bool = option(
+        False, "The weights in 8 bits: by ours on a CPU; on a GPU the target's, by bitsandbytes.", "--load-in-8bit"
+    )
+    load_in_4bit: bool = option(False, "The target's in 4 bits, on a GPU.", "--load-in-4bit")
     machine: MachineOptions = field(default_factory=MachineOptions)
+
+    def __post_init__(self) -> None:
+        if self.load_in_8bit and self.load_in_4bit:
+            refuse("--load-in-8bit / --load-in-4bit", "both", "at most one of the two")
+
+    @property
+    def bits(self) -> Literal[4, 8] | None:
+        return 8 if self.load_in_8bit else 4 if self.load_in_4bit else None
 
     @property
     def alone(self) -> bool:
@@ -113,10 +126,10 @@ class Models:
         return SpeculativeDecoder(self.target, drafter, 0 if drafter is None else num_drafts, tree=nodes)
 
 
-def load(at: ModelOptions, drafters: Sequence[str], bits: Literal[4, 8] | None = None) -> Models:
-    """Loads the target, with its adapter and with its weights in so many ``bits``, and the draft for these drafters;
-    without a target, the embedded pair. On a CPU the draft has as many bits."""
-    models = _load(at, drafters, bits)
+def load(at: ModelOptions, drafters: Sequence[str]) -> Models:
+    """Loads the target, with its adapter, and the draft for these drafters; without a target, the embedded pair. On a
+    CPU the draft has as many bits."""
+    models = _load(at, drafters)
     if not gc.isenabled():  # since ``main``. What there is now stays to the end, so it is not looked through again:
         gc.freeze()  # that took a quarter of a second, several times while a text was decoded.
         gc.enable()
@@ -124,7 +137,7 @@ def load(at: ModelOptions, drafters: Sequence[str], bits: Literal[4, 8] | None =
     return models
 
 
-def _load(at: ModelOptions, drafters: Sequence[str], bits: Literal[4, 8] | None) -> Models:
+def _load(at: ModelOptions, drafters: Sequence[str]) -> Models:
     import torch
     from transformers.utils import logging
 
@@ -133,7 +146,7 @@ def _load(at: ModelOptions, drafters: Sequence[str], bits: Literal[4, 8] | None)
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    machine = at.machine
+    machine, bits = at.machine, at.bits
     device = machine.chosen_device()
     if at.target is None:
         return Models(*load_embedded_pair(machine.dtype or torch.float32, device, bits=bits), None)
