@@ -24,13 +24,6 @@ def dequantise(blocks: torch.Tensor, packing: Packing) -> torch.Tensor:
 
     Raises:
         ValueError: names the argument, what was given and what is allowed.
-
-    Example:
-        >>> import torch
-        >>> from specdec_kernels import Packing, dequantise, quantise
-        >>> blocks = quantise(torch.linspace(-1, 1, 64).view(2, 32), Packing.Q8_0)
-        >>> blocks.shape, dequantise(blocks, Packing.Q8_0).shape
-        (torch.Size([2, 34]), torch.Size([2, 32]))
     """
     expand = _EXPANDS.get(packing)
     if expand is None:

@@ -298,6 +298,7 @@ MUTATIONS: list[Mutation] = [
         "csrc/cpu/attend.cpp",
         "tests/kernels/test_attend.py",
         {
+            "attention-sinks-weigh-nothing": ("if (sink) sums[0] +=", "if (false) sums[0] +="),
             "attention-of-one-scale": ("= scores[i] * params.scale", "= scores[i]"),
             "attention-forgets-the-path": ("query.weights[query.length++] =", "query.weights[query.length] ="),
             "attention-multiplies-what-is-not-seen-by-zero": (
