@@ -181,6 +181,7 @@ def test_what_the_target_stored_is_never_written(kind, monkeypatch):
 
 
 def test_no_second_cache_and_no_second_prefill(monkeypatch):
+    unrecorded(monkeypatch)
     built, fed = [], []
     new, run = StaticKVCache.__init__, CachedModel._run
 
