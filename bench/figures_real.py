@@ -29,24 +29,20 @@ def greedy_texts(results: Results) -> str:
     return page(table(head, rows, mark(results, "greedy_texts")), said)
 
 
-def rivals(name: str) -> Callable[[Results], str]:
+def rivals(results: Results) -> str:
     """Of each kind of weights and each program: tokens a second, and times llama.cpp's decoding, plain and its best."""
-
-    def figure(results: Results) -> str:
-        r = results[name]
-        rows = []
-        for row in r["rows"]:
-            beside = [spread(row[key]) if key in row else "" for key in ("over_llama_cpp", "over_its_best")]
-            rows.append((row["weights"], row["method"], spread(row["tokens_per_second"]), *beside))
-        head = ("weights", "", "tokens a second", "times llama.cpp plain", "times its best")
-        said = (
-            f"{r['target']}, {len(r['prompts'])} prompts of as many kinds, {r['new_tokens']} new tokens each, greedily "
-            "and one at a time; medians and quartiles over prompts, the reading of the prompt included. "
-            f"{source(results, name)}"
-        )
-        return page(table(head, rows, mark(results, name)), said)
-
-    return figure
+    r = results["rivals"]
+    rows = []
+    for row in r["rows"]:
+        beside = [spread(row[key]) if key in row else "" for key in ("over_llama_cpp", "over_its_best")]
+        rows.append((row["weights"], row["method"], spread(row["tokens_per_second"]), *beside))
+    head = ("weights", "", "tokens a second", "times llama.cpp plain", "times its best")
+    said = (
+        f"{r['target']}, {len(r['prompts'])} prompts of as many kinds, {r['new_tokens']} new tokens each, greedily and "
+        "one at a time; medians and quartiles over prompts, the reading of the prompt included. "
+        f"{source(results, 'rivals')}"
+    )
+    return page(table(head, rows, mark(results, "rivals")), said)
 
 
 def cpu_step(results: Results) -> str:

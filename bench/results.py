@@ -57,7 +57,6 @@ MADE_BY = {
     SMOLLM2: "python tools/real_models.py SmolLM2-135M-Instruct",
     GEMMA3: "python tools/real_models.py gemma-3-270m",
     PACKED: "python tools/real_models.py SmolLM2-135M-Instruct --packed",
-    f"{GEMMA3}.gguf": "python tools/real_models.py gemma-3-270m --packed",
     DRAFT: f"specdec distill {SMOLLM2} --output {DRAFT}",
     EAGLE3: f"specdec train-heads {SMOLLM2} --output {EAGLE3}",
 }
@@ -159,10 +158,6 @@ RESULTS = (
     Result(
         "rivals", f"bench/rivals.py {SMOLLM2} --gguf {PACKED} {THEIR_OWN} --new-tokens 64 --rounds 2 --json {{json}}",
         RIVALS, 20, models=(SMOLLM2, PACKED),
-    ),
-    Result(
-        "rivals.gemma3", f"bench/rivals.py {GEMMA3} --gguf {GEMMA3}.gguf --kinds bfloat16 --new-tokens 64 --rounds 1 "
-        "--json {json}", RIVALS, 4, models=(GEMMA3, f"{GEMMA3}.gguf"),
     ),
     Result(
         "cpu_step", "bench/bench_cpu_step.py --json {json}", (*ANY_MODEL, "bench/bench_cpu_step.py"), 4,
