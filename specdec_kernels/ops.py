@@ -170,6 +170,12 @@ torch.library.register_fake(
     lib=_library,
 )
 
+
+def _as_first(x: torch.Tensor, *others: object) -> torch.Tensor:
+    """The result of an operation that gives as many numbers as its first tensor has."""
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
 # Of float32 on a CPU, native code alone. x [..., size], weight [size].
 _library.define(
     "rms_norm(Tensor x, Tensor? weight, float epsilon, float offset) -> Tensor",
@@ -177,14 +183,14 @@ _library.define(
 )
 torch.library.register_fake(
     f"{NAMESPACE}::rms_norm",
-    lambda x, *rest: torch.empty_like(x, memory_format=torch.contiguous_format),
+    _as_first,
     lib=_library,
 )
 # x [n, H, T, D], cos and sin [n or 1, T, D].
 _library.define("rotate(Tensor x, Tensor cos, Tensor sin) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
 torch.library.register_fake(
     f"{NAMESPACE}::rotate",
-    lambda x, cos, sin: torch.empty_like(x, memory_format=torch.contiguous_format),
+    _as_first,
     lib=_library,
 )
 # positions [n, T] int64, frequencies [D / 2].
@@ -203,7 +209,7 @@ torch.library.register_fake(
 _library.define("gated(Tensor gate, Tensor up, bool gelu) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
 torch.library.register_fake(
     f"{NAMESPACE}::gated",
-    lambda gate, up, gelu: torch.empty_like(gate, memory_format=torch.contiguous_format),
+    _as_first,
     lib=_library,
 )
 

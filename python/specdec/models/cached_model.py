@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -14,6 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from ..checks import refuse
 from .attention import MAX_QUERIES, Mask, Queries, block_mask, choose, dense_mask, seen_slots, with_attention
 from .compiled import CompiledForward, compiled_copy
+from .copied_modules import same_objects
 from .kv_cache import StaticKVCache, check_cache_dtype, stored_dtype, visible_slots
 from .kv_layer import LayerSlot, Slot
 from .linear import with_native_linear
@@ -171,6 +171,16 @@ class CachedModel:
     @property
     def is_compiled(self) -> bool:
         return self._compiled is not None
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether decoding forwards are recorded and replayed, where they can be."""
+        return self._records
+
+    @property
+    def steps(self) -> PreTrainedModel:
+        """The copy of the model whose modules a decoding forward runs."""
+        return self._steps
 
     @property
     def slot_step(self) -> int:
@@ -370,21 +380,19 @@ class CachedModel:
     def _take_attention(self) -> None:
         """Replaces the attention, and linear and recurrent layers, in a copy of the model. Looked at for every cache,
         because an adapter that was added in between has put other modules into the model."""
-        model = with_recurrence(self.model) if self.recurrent else self.model
-
-        def copied() -> PreTrainedModel:
-            return with_native_parts(with_native_linear(with_attention(model, self._attention)))
-
         modules = list(self.model.modules())
         weights = [*self.model.parameters(), *self.model.buffers()]
         inside = [*modules, *weights, *(module.training for module in modules), *(x.dtype for x in weights)]
         if self._compile:
             self._steps, self._compiled = compiled_copy(self.model, self.cache_dtype)
-        elif len(inside) != len(self._inside) or not all(map(operator.is_, inside, self._inside)):
-            self._inside, self._steps, self._recorded = inside, copied(), RecordedForwards(weights)
+            self._prompts = self._steps
+        elif not same_objects(inside, self._inside):
+            model = with_recurrence(self.model) if self.recurrent else self.model
+            self._inside, self._recorded = inside, RecordedForwards(weights)
+            self._steps = with_native_parts(with_native_linear(with_attention(model, self._attention)))
+            self._prompts = model if self._attention == "flex" else self._steps
         on_cpu = self.device.type == "cpu" and self._attention != "flex"
         self._records = on_cpu and not self._compile and is_recordable(self._steps)
-        self._prompts = model if self._attention == "flex" else self._steps
 
     def _run(
         self,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import operator
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 from transformers import PreTrainedModel
 
 from .attention import Mask
+from .copied_modules import same_objects
 from .kv_cache import StaticKVCache
 
 
@@ -101,7 +101,7 @@ def compiled_copy(model: PreTrainedModel, cache_dtype: torch.dtype | None) -> tu
     inside = list(model.modules())[1:]
     copies = _COPIES.setdefault(model, {})
     known = copies.get(cache_dtype)
-    if known is None or len(known.inside) != len(inside) or not all(map(operator.is_, known.inside, inside)):
+    if known is None or not same_objects(known.inside, inside):
         made = copy.copy(model)
         known = copies[cache_dtype] = _Copy(made, CompiledForward(made), inside)
     return known.model, known.forward

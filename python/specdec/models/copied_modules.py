@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
 from typing import Any, TypeVar, cast
 
@@ -34,6 +35,10 @@ def _copied(module: M, other: Callable[[nn.Module], nn.Module | None], done: dic
                 copied._modules = children
         done[id(module)] = copied
     return cast(M, done[id(module)])
+
+
+def same_objects(first: Sequence[object], second: Sequence[object]) -> bool:
+    return len(first) == len(second) and all(map(operator.is_, first, second))
 
 
 def reclass(module: nn.Module, *first: type, **members: object) -> None:

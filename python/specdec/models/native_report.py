@@ -9,29 +9,25 @@ from transformers import PreTrainedModel
 
 from specdec_kernels import Packing
 
-from .attention import choose, with_attention
-from .linear import NativeLinear, with_native_linear
-from .native_parts import NativeAngles, NativeGated, NativeRMSNorm, with_native_parts
-from .recorded import is_recordable
-from .recurrent import recurrent_layers, with_recurrence
+from .cached_model import CachedModel
+from .linear import NativeLinear
+from .native_parts import NativeAngles, NativeGated, NativeRMSNorm
 
 
 def native_report(model: PreTrainedModel) -> dict[str, str]:
     """Returns what there is to say of each kind of part, by its name."""
-    known = with_recurrence(model) if (recurrent := len(recurrent_layers(model))) else model
-    attention = choose(model)
-    steps = with_native_parts(with_native_linear(with_attention(known, attention)))
-    modules = list(steps.modules())
+    cached = CachedModel(model)
+    modules = list(cached.steps.modules())
     linear = Counter(_stored(m) for m in modules if isinstance(m, NativeLinear))
     others = sum(isinstance(m, nn.Linear) and not isinstance(m, NativeLinear) for m in modules)
     numbers = ", ".join(f"{count} of {stored}" for stored, count in sorted(linear.items())) or "none"
     kinds = {"norms": NativeRMSNorm, "angles of positions": NativeAngles, "gated layers": NativeGated}
     return {
         "linear layers": f"{numbers}" + (f"; {others} by PyTorch" if others else ""),
-        "attention": "native" if attention == "native" else "the model's own function",
-        **({"recurrent layers": str(recurrent)} if recurrent else {}),
+        "attention": "native" if cached.reads_only_filled else "the model's own function",
+        **({"recurrent layers": str(len(cached.recurrent))} if cached.recurrent else {}),
         **{name: str(sum(isinstance(m, kind) for m in modules)) for name, kind in kinds.items()},
-        "forwards": "replayed" if is_recordable(steps) else "not recorded, as there are hooks or adapters",
+        "forwards": "replayed" if cached.is_recorded else "not recorded, as there are hooks or adapters",
     }
 
 
