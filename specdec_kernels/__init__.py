@@ -7,7 +7,7 @@ from .build import build_info
 from .elementwise_api import gated, rms_norm, rope_angles, rotate
 from .linear_api import linear, linears
 from .ops import SamplingTensors
-from .packing import dequantise, quantise
+from .packing import dequantise, interleave, quantise, rows_of_blocks
 from .recurrent_api import DeltaState, Feed, SsdState, conv_window, delta_step, ssd_step
 from .tree_api import draft_children, verify_tree
 from .types import (
@@ -49,12 +49,14 @@ __all__ = [
     "draft_children",
     "draft_step",
     "gated",
+    "interleave",
     "linear",
     "linears",
     "quantise",
     "rms_norm",
     "rope_angles",
     "rotate",
+    "rows_of_blocks",
     "speculative_step",
     "ssd_step",
     "verify_tree",

@@ -17,13 +17,16 @@ def linear(
 
     Made for the few rows of a step of decoding, of which up to about eight cost little more than one: every weight is
     read once. Every number is summed in one order on one machine, so a row's result does not depend, to the last bit,
-    on the number of rows or of threads, nor on how weights are stored: those of bfloat16, float16 or of a packing give
-    what the float32 weights give that they stand for.
+    on the number of rows or of threads. Weights of bfloat16 or float16 give the bits that their float32 numbers give.
+
+    With a packing, each 32 inputs of a row of ``x`` are rounded to integers of 16 bits times a power of two: the
+    smallest with which the largest of them is less than 2^15, of which what is rounded up to it becomes 32767. Their
+    products with the integers of a block are added up exactly, and then blocks one after the other in float32.
 
     Args:
         x: [B, q, inputs] float32 on a CPU; B q is the number of rows.
-        weight: [outputs, inputs] float32, bfloat16 or float16; with a packing, [outputs, bytes of a row] uint8, as GGUF
-            stores them.
+        weight: [outputs, inputs] float32, bfloat16 or float16; with a packing, [outputs, bytes of a row] uint8, GGUF's
+            blocks, interleaved (:func:`interleave`).
         bias: [outputs] float32, or None.
         packing: how a row of ``weight`` stores its inputs, of which it then has a multiple of the packing's block.
 

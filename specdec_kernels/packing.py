@@ -1,5 +1,5 @@
 """What packed weights are: the blocks of GGUF and the float32 numbers that they stand for, bit for bit those of the
-package gguf. ``csrc/cpu/packed.h`` has the same for kernels."""
+package gguf, and the order of their bytes in which kernels read them (``csrc/cpu/packed.h``)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from .types import Packing
 
 QUANTISES = (Packing.Q8_0, Packing.Q4_0)
+TILE = 16  # rows that are interleaved
 
 
 def dequantise(blocks: torch.Tensor, packing: Packing) -> torch.Tensor:
@@ -69,6 +70,39 @@ def quantise(numbers: torch.Tensor, packing: Packing) -> torch.Tensor:
         bytes_of_quants = low | high << 4
     blocks = torch.cat([scale.half().view(torch.uint8), bytes_of_quants], 1)
     return blocks.reshape(*numbers.shape[:-1], numbers.shape[-1] // inputs * size)
+
+
+def interleave(blocks: torch.Tensor) -> torch.Tensor:
+    """Returns packed rows as kernels read them: of each 16 rows the first two bytes, then their next two, and so on.
+
+    Args:
+        blocks: [rows, bytes of a row] uint8, an even number of bytes.
+
+    Returns:
+        a new tensor of the same shape. The last rows, if they are fewer than 16, are interleaved with each other.
+    """
+    units = blocks.contiguous().view(torch.int16)
+    whole = units.shape[0] // TILE * TILE
+    tiles = units[:whole].view(-1, TILE, units.shape[1]).transpose(1, 2)
+    return torch.cat([tiles.reshape(-1), units[whole:].T.reshape(-1)]).view(torch.uint8).view(blocks.shape)
+
+
+def rows_of_blocks(interleaved: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Returns some rows of what :func:`interleave` was given.
+
+    Args:
+        interleaved: [R, bytes of a row] uint8, contiguous: what it returned.
+        rows: [...] int64 in [0, R).
+
+    Returns:
+        [..., bytes of a row] uint8.
+    """
+    units = interleaved.view(torch.int16)
+    count, width = units.shape
+    first = rows // TILE * TILE
+    beside = (count - first).clamp(max=TILE)  # rows that are interleaved with each other
+    places = (first * width + rows - first)[..., None] + beside[..., None] * torch.arange(width)
+    return units.view(-1)[places].view(torch.uint8)
 
 
 def _inverse(scale: torch.Tensor) -> torch.Tensor:

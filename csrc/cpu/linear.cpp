@@ -11,18 +11,18 @@
 
 #include "block.h"
 #include "lanes.h"
-#include "packed.h"
+#include "packed_linear.h"
 #include "parallel.h"
 
 namespace specdec::cpu {
 namespace {
 
 constexpr int64_t kTileRows = 6;               // at most: their sums with two outputs fit into 16 registers
-constexpr int64_t kMostInputs = 1024;          // of a part of the weights that stays in a cache
+constexpr int64_t kMostInputs = 1024;          // of a part of the weights that stays in the nearest cache
 constexpr int64_t kGrainProducts = 64 * 1024;  // are worth a thread
 
-// Some of a layer's inputs, from `first` on, `kept` says where the sums of those before are, and where those of these
-// go: null for the first ones, or the last ones.
+// Some of a layer's inputs, from `first` on. `before` is where the sums of those before are, and `after` where those
+// of these go: null for the first ones, or the last ones.
 struct Inputs {
   int64_t first, count;
   const float* before;
@@ -34,56 +34,37 @@ struct Inputs {
 template <int kWidth, int kRows, int kOutputs, bool kAhead, class Weight>
 SPECDEC_BODY void tile(const LinearParams& params, int64_t row, int64_t output, const Inputs& inputs) {
   using Vector = typename Lanes<kWidth>::Vector;
-  using Group = specdec::cpu::Group<kWidth, Weight>;
   constexpr int kSums = kRows * kOutputs, kPadded = (kSums + kWidth - 1) / kWidth * kWidth;
   const int64_t stride = params.inputs, whole = inputs.count / kWidth * kWidth;
-  const int64_t bytes = stride / Group::kInputs * static_cast<int64_t>(sizeof(Weight));
   const float* x = params.x + row * stride + inputs.first;
-  const char* weights = params.weight + output * bytes;
+  const Weight* weights = reinterpret_cast<const Weight*>(params.weight) + output * stride + inputs.first;
   Vector sums[kPadded] = {};
   if (inputs.before) {
 #pragma GCC unroll 24
     for (int i = 0; i < kSums; ++i) std::memcpy(&sums[i], inputs.before + i * kWidth, sizeof(Vector));
   }
-  constexpr int kTilesAhead = Group::kInputs == 32 ? 4 : 1;  // rows of few bytes are read before they have arrived
-  constexpr int kPart = Group::kVectors * kWidth, kGroup = Group::kParts * kPart;
-  for (int64_t k = 0; k < whole; k += kGroup) {
-    Group groups[kOutputs];
+  for (int64_t k = 0; k < whole; k += kWidth) {
+    Vector w[kOutputs];
 #pragma GCC unroll 8
-    for (int o = 0; o < kOutputs; ++o) groups[o] = Group::read(weights + o * bytes, inputs.first + k);
-    for (int part = 0; part < Group::kParts; ++part) {
-      if (kAhead) {
+    for (int o = 0; o < kOutputs; ++o) {
+      widen<kWidth>(weights + o * stride + k, &w[o]);
+      if (kAhead) __builtin_prefetch(weights + (kOutputs + o) * stride + k, 0, 2);  // to the second cache
+    }
 #pragma GCC unroll 8
-        for (int o = 0; o < kOutputs; ++o) {
-          const Weight* next = Group::at(weights + (kTilesAhead * kOutputs + o) * bytes, inputs.first + k);
-          __builtin_prefetch(reinterpret_cast<const char*>(next) + part * sizeof(Weight) / Group::kParts, 0,
-                             2);  // into the second cache
-        }
-      }
+    for (int r = 0; r < kRows; ++r) {
+      Vector v;
+      std::memcpy(&v, x + r * stride + k, sizeof(Vector));
 #pragma GCC unroll 8
-      for (int i = 0; i < Group::kVectors; ++i) {
-        Vector w[kOutputs];
-#pragma GCC unroll 8
-        for (int o = 0; o < kOutputs; ++o) Group::expand(groups[o], part, i, &w[o]);
-#pragma GCC unroll 8
-        for (int r = 0; r < kRows; ++r) {
-          Vector v;
-          std::memcpy(&v, x + r * stride + k + part * kPart + i * kWidth, sizeof(Vector));
-#pragma GCC unroll 8
-          for (int o = 0; o < kOutputs; ++o) sums[r * kOutputs + o] += v * w[o];
-        }
-      }
+      for (int o = 0; o < kOutputs; ++o) sums[r * kOutputs + o] += v * w[o];
     }
   }
-  if constexpr (Group::kInputs == 1) {
-    if (const int64_t rest = inputs.count - whole; rest > 0) {
+  if (const int64_t rest = inputs.count - whole; rest > 0) {
 #pragma GCC unroll 24
-      for (int i = 0; i < kSums; ++i) {
-        Vector v, w;
-        widen_some<kWidth>(x + i / kOutputs * stride + whole, rest, &v);
-        widen_some<kWidth>(Group::at(weights + i % kOutputs * bytes, inputs.first + whole), rest, &w);
-        sums[i] += v * w;
-      }
+    for (int i = 0; i < kSums; ++i) {
+      Vector v, w;
+      widen_some<kWidth>(x + i / kOutputs * stride + whole, rest, &v);
+      widen_some<kWidth>(weights + i % kOutputs * stride + whole, rest, &w);
+      sums[i] += v * w;
     }
   }
   if (inputs.after) {
@@ -102,23 +83,12 @@ SPECDEC_BODY void tile(const LinearParams& params, int64_t row, int64_t output, 
 }
 
 template <int kWidth, int kRows, int kOutputs, class Weight>
-SPECDEC_BODY void few_rows(const LinearParams& params, int64_t begin, int64_t end, int64_t row = 0) {
+SPECDEC_BODY void few_rows(const LinearParams& params, int64_t begin, int64_t end) {
   const Inputs all = {0, params.inputs, nullptr, nullptr};
   int64_t output = begin;
   for (; output + kOutputs <= end; output += kOutputs)
-    tile<kWidth, kRows, kOutputs, true, Weight>(params, row, output, all);
-  for (; output < end; ++output) tile<kWidth, kRows, 1, true, Weight>(params, row, output, all);
-}
-
-// For every kRows rows, of at least so many, blocks are expanded anew, from a cache.
-template <int kWidth, int kRows, class Weight>
-SPECDEC_BODY void many_rows_of_blocks(const LinearParams& params, int64_t begin, int64_t end) {
-  constexpr int64_t kChunk = 12;
-  for (int64_t output = begin; output < end; output += kChunk) {
-    const int64_t last = std::min(output + kChunk, end), last_row = params.rows - kRows;
-    for (int64_t row = 0; row < params.rows; row += kRows)
-      few_rows<kWidth, kRows, kWidth == 16 ? 3 : 1, Weight>(params, output, last, std::min(row, last_row));
-  }
+    tile<kWidth, kRows, kOutputs, true, Weight>(params, 0, output, all);
+  for (; output < end; ++output) tile<kWidth, kRows, 1, true, Weight>(params, 0, output, all);
 }
 
 // Some weights stay in the nearest cache while a block of rows is multiplied by them, whose sums are kept in memory
@@ -164,9 +134,7 @@ SPECDEC_BODY void many_rows(const LinearParams& params, int64_t begin, int64_t e
 
 template <int kWidth, class Weight>
 SPECDEC_BODY void range(const LinearParams& params, int64_t begin, int64_t end) {
-  constexpr bool kBlocks = Group<kWidth, Weight>::kInputs > 1;
   constexpr int kOutputs = kWidth == 16 ? 4 : 2;  // what 32 or 16 registers hold
-  constexpr int kFewer = kWidth < 16 && kBlocks ? 1 : kOutputs;
   switch (params.rows) {
     case 0:
       return;
@@ -179,36 +147,22 @@ SPECDEC_BODY void range(const LinearParams& params, int64_t begin, int64_t end) 
     case 4:
       return few_rows<kWidth, 4, kOutputs, Weight>(params, begin, end);
     case 5:
-      return few_rows<kWidth, 5, kFewer, Weight>(params, begin, end);
+      return few_rows<kWidth, 5, kOutputs, Weight>(params, begin, end);
     case 6:
-      return few_rows<kWidth, 6, kFewer, Weight>(params, begin, end);
+      return few_rows<kWidth, 6, kOutputs, Weight>(params, begin, end);
   }
-  if constexpr (kBlocks) {
-    const int64_t tiles = (params.rows + 7) / 8;
-    switch ((params.rows + tiles - 1) / tiles) {
-      case 5:
-        return many_rows_of_blocks<kWidth, 5, Weight>(params, begin, end);
-      case 6:
-        return many_rows_of_blocks<kWidth, 6, Weight>(params, begin, end);
-      case 7:
-        return many_rows_of_blocks<kWidth, 7, Weight>(params, begin, end);
-      default:
-        return many_rows_of_blocks<kWidth, 8, Weight>(params, begin, end);
-    }
-  } else {
-    if constexpr (kWidth == 16) {
-      if (params.rows == 7) return few_rows<kWidth, 7, 3, Weight>(params, begin, end);
-      if (params.rows == 8) return few_rows<kWidth, 8, 3, Weight>(params, begin, end);
-    }
-    const int64_t tiles = (params.rows + kTileRows - 1) / kTileRows;
-    switch ((params.rows + tiles - 1) / tiles) {
-      case 4:
-        return many_rows<kWidth, 4, Weight>(params, begin, end);
-      case 5:
-        return many_rows<kWidth, 5, Weight>(params, begin, end);
-      default:
-        return many_rows<kWidth, 6, Weight>(params, begin, end);
-    }
+  if constexpr (kWidth == 16) {
+    if (params.rows == 7) return few_rows<kWidth, 7, 3, Weight>(params, begin, end);
+    if (params.rows == 8) return few_rows<kWidth, 8, 3, Weight>(params, begin, end);
+  }
+  const int64_t tiles = (params.rows + kTileRows - 1) / kTileRows;
+  switch ((params.rows + tiles - 1) / tiles) {
+    case 4:
+      return many_rows<kWidth, 4, Weight>(params, begin, end);
+    case 5:
+      return many_rows<kWidth, 5, Weight>(params, begin, end);
+    default:
+      return many_rows<kWidth, kTileRows, Weight>(params, begin, end);
   }
 }
 
@@ -222,11 +176,6 @@ SPECDEC_BODY void range(const LinearParams& params, int64_t begin, int64_t end) 
 SPECDEC_LINEAR_OF(of_float32, float)
 SPECDEC_LINEAR_OF(of_float16, Float16)
 SPECDEC_LINEAR_OF(of_bfloat16, BFloat16)
-SPECDEC_LINEAR_OF(of_q4_0, Q4_0)
-SPECDEC_LINEAR_OF(of_q4_1, Q4_1)
-SPECDEC_LINEAR_OF(of_q8_0, Q8_0)
-SPECDEC_LINEAR_OF(of_q4_k, Q4_K)
-SPECDEC_LINEAR_OF(of_q6_k, Q6_K)
 
 auto by_stored_in_use(Stored stored) {
   switch (stored) {
@@ -234,57 +183,45 @@ auto by_stored_in_use(Stored stored) {
       return of_float16_in_use();
     case Stored::kBFloat16:
       return of_bfloat16_in_use();
-    case Stored::kQ4_0:
-      return of_q4_0_in_use();
-    case Stored::kQ4_1:
-      return of_q4_1_in_use();
-    case Stored::kQ8_0:
-      return of_q8_0_in_use();
-    case Stored::kQ4_K:
-      return of_q4_k_in_use();
-    case Stored::kQ6_K:
-      return of_q6_k_in_use();
     default:
       return of_float32_in_use();
   }
 }
-
-template <class Weight>
-constexpr BlockSize kSizeOf = {Group<4, Weight>::kInputs, sizeof(Weight)};
 
 }  // namespace
 
 BlockSize block_size(Stored stored) {
   switch (stored) {
     case Stored::kFloat32:
-      return kSizeOf<float>;
+      return {1, sizeof(float)};
     case Stored::kFloat16:
-      return kSizeOf<Float16>;
     case Stored::kBFloat16:
-      return kSizeOf<BFloat16>;
-    case Stored::kQ4_0:
-      return kSizeOf<Q4_0>;
-    case Stored::kQ4_1:
-      return kSizeOf<Q4_1>;
-    case Stored::kQ8_0:
-      return kSizeOf<Q8_0>;
-    case Stored::kQ4_K:
-      return kSizeOf<Q4_K>;
-    case Stored::kQ6_K:
-      return kSizeOf<Q6_K>;
+      return {1, sizeof(uint16_t)};
+    default:
+      return packed_block_size(stored);
   }
-  return {0, 0};
 }
 
 void linear(const LinearParams* layers, int64_t count) {
   if (count == 0) return;
   int64_t outputs = 0;
-  for (int64_t i = 0; i < count; ++i) outputs += layers[i].outputs;
-  const int64_t products = std::max<int64_t>(layers[0].rows * layers[0].inputs, 1);
+  bool any_packed = false;
+  for (const LinearParams* layer = layers; layer != layers + count; ++layer) {
+    outputs += layer->outputs;
+    any_packed = any_packed || is_packed(layer->stored);
+  }
+  const RoundedRows rounded = any_packed ? round_rows(layers->x, layers->rows, layers->inputs) : RoundedRows();
+  const int64_t products = std::max<int64_t>(layers->rows * layers->inputs, 1);
   parallel_for(outputs, (kGrainProducts + products - 1) / products, [&](int64_t begin, int64_t end) {
     for (const LinearParams* layer = layers; layer != layers + count; ++layer) {
       const int64_t first = std::max<int64_t>(begin, 0), last = std::min(end, layer->outputs);
-      if (first < last) by_stored_in_use(layer->stored)(*layer, first, last);
+      if (first < last) {
+        if (is_packed(layer->stored)) {
+          packed_linear(*layer, rounded, first, last);
+        } else {
+          by_stored_in_use(layer->stored)(*layer, first, last);
+        }
+      }
       begin -= layer->outputs, end -= layer->outputs;
     }
   });

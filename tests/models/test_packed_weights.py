@@ -1,4 +1,5 @@
-"""Models of packed weights: the bits of the float32 model that has these weights, in a quarter of the bytes."""
+"""Models of packed weights: the float32 model that has these weights, but for the rounding of inputs to 16 bits, in a
+quarter of the bytes; and the same bits for any number of tokens."""
 
 from __future__ import annotations
 
@@ -25,10 +26,14 @@ from support.model_types import model_of
 from support.models import prompts
 from torch import nn
 
-from specdec_kernels import Packing, dequantise, quantise
+from specdec_kernels import Packing, dequantise, interleave, quantise, rows_of_blocks
 
 # Tied and own heads; a scaled embedding; biases; experts; states; layers that are no nn.Linear.
 CASES = ("llama", "llama, tied", "qwen2", "gemma3_text", "mixtral", "nemotron_h", "gpt2", "qwen3_5_text")
+
+
+def numbers_of(module: nn.Module) -> torch.Tensor:
+    return dequantise(rows_of_blocks(module.weight, torch.arange(len(module.weight))), module.packing)
 
 
 def packed(model: nn.Module, packing: Packing = Packing.Q8_0) -> tuple[nn.Module, nn.Module]:
@@ -38,7 +43,7 @@ def packed(model: nn.Module, packing: Packing = Packing.Q8_0) -> tuple[nn.Module
     for mine, its in zip(own.modules(), twin.modules(), strict=True):
         if is_packed(mine):
             with torch.no_grad():
-                its.weight.copy_(dequantise(mine.weight, mine.packing))
+                its.weight.copy_(numbers_of(mine))
     return own, twin
 
 
@@ -54,17 +59,20 @@ def test_it_is_the_model_of_these_numbers(case, dtype):
     assert any(is_packed(m) for m in own.modules()) and own.dtype == torch.float32
     assert {p.dtype for p in own.parameters()} <= {torch.float32, torch.uint8, dtype}
     assert num_parameters(own) == num_parameters(twin) == sum(p.numel() for p in twin.parameters())
-    for tokens in (1, 3, 11):
-        ids = torch.arange(tokens)[None]
-        assert torch.equal(logits(own, ids), logits(twin, ids)), tokens
+    ids = torch.arange(11)[None]
+    whole, exact = logits(own, ids), logits(twin, ids)
+    near = {"rtol": 0, "atol": 3e-3 * exact.abs().max().item()}
+    torch.testing.assert_close(whole, exact, **near)
+    assert not torch.equal(whole, exact)
+    for tokens in (1, 3):
+        torch.testing.assert_close(logits(own, ids[:, :tokens]), whole[:, :tokens], **near)
 
 
-def test_the_text_is_that_of_plain_decoding_and_of_the_twin():
-    target, twin = packed(model_of("llama"))
+def test_the_text_is_that_of_plain_decoding():
+    target, _ = packed(model_of("llama"))
     draft, _ = packed(model_of("llama"), Packing.Q4_0)
     for asked in prompts(3, 2, 20):
         plain = SpeculativeDecoder(target, None, 0).generate([asked], max_new_tokens=12).tokens
-        assert plain == SpeculativeDecoder(twin, None, 0).generate([asked], max_new_tokens=12).tokens
         for drafter in (draft, PromptLookupDrafter()):
             assert SpeculativeDecoder(target, drafter, 3).generate([asked], max_new_tokens=12).tokens == plain
 
@@ -100,15 +108,15 @@ def test_layers_of_several_packings_are_joined():
     attention = model.model.layers[0].self_attn
     for name, packing in zip(("q_proj", "k_proj", "v_proj"), packings, strict=True):
         layer = getattr(attention, name)
-        pack(layer, quantise(layer.weight, packing), packing)
+        pack(layer, interleave(quantise(layer.weight, packing)), packing)
     fast, x = with_native_linear(attention), torch.randn(1, 3, model.config.hidden_size)
     assert "beside" in vars(fast.q_proj)
     with torch.inference_mode():
         for name in ("q_proj", "k_proj", "v_proj"):
             layer = getattr(attention, name)
             assert torch.equal(getattr(fast, name)(x), layer(x))
-            numbers = nn.functional.linear(x, dequantise(layer.weight, layer.packing), layer.bias)
-            torch.testing.assert_close(layer(x), numbers)
+            numbers = nn.functional.linear(x, numbers_of(layer), layer.bias)
+            torch.testing.assert_close(layer(x), numbers, rtol=1e-3, atol=1e-4)
 
 
 def test_gradients_and_other_dtypes():
@@ -134,7 +142,7 @@ def test_adapters():
         model.add_adapter(peft.LoraConfig(target_modules=["q_proj"], r=4, init_lora_weights=False))
         model.eval()
     ids = torch.arange(6)[None]
-    torch.testing.assert_close(logits(own, ids), logits(twin, ids), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(logits(own, ids), logits(twin, ids), rtol=0, atol=1e-3)
     assert SpeculativeDecoder(own, None, 0).generate([[1, 2, 3]], max_new_tokens=4).tokens
 
 
@@ -149,7 +157,7 @@ def test_what_heads_take_of_it(case):
     assert torch.equal(target_head(own, hidden, d2t)(x), target_head(twin, hidden, d2t)(x))
     assert torch.equal(rows_of(own.lm_head, d2t), twin.lm_head.weight[d2t])
     with torch.inference_mode():
-        torch.testing.assert_close(target_head(own, hidden)(x), target_head(twin, hidden)(x))
+        torch.testing.assert_close(target_head(own, hidden)(x), target_head(twin, hidden)(x), rtol=0, atol=1e-3)
     with pytest.raises(ValueError, match=f"embed_tokens.weight: .*the target's has {hidden}"):
         target_embedding(own, hidden + 1)
 

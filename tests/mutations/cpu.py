@@ -275,23 +275,20 @@ MUTATIONS: list[Mutation] = [
         "csrc/cpu/packed.h",
         "tests/kernels/test_blocks_of_weights.py",
         {
-            "blocks-have-the-scale-of-their-neighbours": ("scales[part * 2 + i * kWidth / 16]", "scales[part * 2]"),
-            "blocks-of-upper-halves-first": (
-                "if (i * kWidth >= 16) quants >>= 4;",
-                "if (i * kWidth < 16) quants >>= 4;",
-            ),
-            "blocks-forget-the-upper-bits-of-scales": ("| (scale >> 2 & 0x30303030)", "| (scale >> 2 & 0x10101010)"),
-            "blocks-are-centred-at-seven": ("(kQuants - 8) * scale", "(kQuants - 7) * scale"),
+            "blocks-of-upper-halves-first": ("(both & 15) - centre;", "(both >> 4) - centre;"),
+            "blocks-forget-the-upper-bits-of-scales": ("| first >> 6 << 4", "| first >> 7 << 4"),
+            "blocks-are-centred-at-seven": ("block.quants, 8, 8, 8, out", "block.quants, 8, 7, 8, out"),
         },
     ),
     *mutations(
-        "csrc/cpu/linear.cpp",
+        "csrc/cpu/packed_linear.cpp",
         "tests/kernels/test_blocks_of_weights.py",
         {
-            "blocks-forget-the-last-row": (
-                "params, output, last, std::min(row, last_row)",
-                "params, output, last, std::min(row, last_row - 1)",
+            "inputs-are-scaled-by-those-of-the-first-row": (
+                "x.scales[(row * inputs + first)",
+                "x.scales[(0 * inputs + first)",
             ),
+            "inputs-are-cut-off": ("std::min(x[i] * inverse, 32767.0f) + kWhole", "x[i] * inverse + kWhole"),
         },
     ),
     *mutations(

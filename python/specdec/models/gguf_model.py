@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from specdec_kernels import Packing
+from specdec_kernels import Packing, interleave
 
 from ..checks import refuse
 from .copied_modules import reclass
@@ -131,7 +131,8 @@ def _places(model: PreTrainedModel, file: GgufFile) -> dict[str, str]:
 
 
 def _weight(file: GgufFile, name: str, config: Any, stored: bool) -> torch.Tensor:
-    """A tensor of the file in transformers' order: as it is stored, if the kernels read that, or float32."""
+    """A tensor of the file in transformers' order: as it is stored, if the kernels read that, and interleaved if it is
+    packed, or float32."""
     tensor, architecture = file.tensors[name], file.architecture
     if tensor.type in FLOATS:
         rows = tensor.data.view(FLOATS[tensor.type])
@@ -144,7 +145,7 @@ def _weight(file: GgufFile, name: str, config: Any, stored: bool) -> torch.Tenso
         rows = rows.unflatten(0, (heads, -1, 2)).transpose(1, 2).reshape(rows.shape)
     if architecture.startswith("gemma") and name.endswith("norm.weight"):
         rows = rows - 1  # it has what is multiplied by, transformers what is added to 1
-    return rows
+    return interleave(rows) if rows.dtype == torch.uint8 else rows
 
 
 def _expanded(file: GgufFile, name: str) -> torch.Tensor:

@@ -1,7 +1,8 @@
-"""Layers of a model on a CPU whose weights are stored in few bits, in the blocks of GGUF, and computed in float32.
+"""Layers of a model on a CPU whose weights are stored in few bits, in the blocks of GGUF.
 
-A packed layer gives, to the last bit, what the layer of float32 weights gives that its blocks stand for
-(:func:`specdec_kernels.dequantise`), whatever the number of tokens.
+A packed layer rounds its inputs to 16 bits (:func:`specdec_kernels.linear`). But for that it computes, in float32, what
+the weights give that its blocks stand for (:func:`specdec_kernels.dequantise`), and the same bits for any number of
+tokens.
 """
 
 from __future__ import annotations
@@ -13,23 +14,25 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from specdec_kernels import Packing, dequantise
+from specdec_kernels import Packing, dequantise, rows_of_blocks
 
 from ..checks import refuse
 from .copied_modules import reclass
 from .linear import NativeLinear
+
+ROWS_AT_ONCE = 4096  # of a weight that is written anew
 
 
 class PackedLinear(NativeLinear):
     """A linear layer of packed weights, made by :func:`pack`.
 
     Attributes:
-        weight: [outputs, bytes of a row] uint8, without gradients.
+        weight: [outputs, bytes of a row] uint8, interleaved, without gradients.
         packing: how its rows are stored.
     """
 
     def weight_as(self, dtype: torch.dtype) -> torch.Tensor:
-        return dequantise(self.weight, self.packing).to(dtype)
+        return cast(torch.Tensor, weight_of(self)).to(dtype)
 
 
 class StoredEmbedding:
@@ -63,7 +66,7 @@ class PackedEmbedding(StoredEmbedding):
     def rows(self, tokens: torch.Tensor) -> torch.Tensor | None:
         if self.weight.dtype != torch.uint8:
             return None
-        return dequantise(F.embedding(tokens, self.weight), self.packing).to(self.computes.dtype)
+        return dequantise(rows_of_blocks(self.weight, tokens), self.packing).to(self.computes.dtype)
 
 
 def pack(module: nn.Linear | nn.Embedding, blocks: torch.Tensor, packing: Packing) -> None:
@@ -72,8 +75,9 @@ def pack(module: nn.Linear | nn.Embedding, blocks: torch.Tensor, packing: Packin
     Args:
         module: an ``nn.Linear`` and no more, or an ``nn.Embedding`` whose forward takes tokens alone. Its weights may
             be on the device "meta".
-        blocks: [rows, bytes of a row] uint8 on a CPU, contiguous: of :attr:`Packing.block` bytes for so many inputs.
-            Layers that share their weights are given the same parameter.
+        blocks: [rows, bytes of a row] uint8 on a CPU, contiguous: of :attr:`Packing.block` bytes for so many inputs,
+            and interleaved (:func:`specdec_kernels.interleave`). Layers that share their weights are given the same
+            parameter.
         packing: how they are stored.
 
     Raises:
@@ -115,15 +119,17 @@ def width_of(module: nn.Linear | nn.Embedding) -> int:
 def rows_of(module: nn.Linear | nn.Embedding, rows: torch.Tensor) -> torch.Tensor:
     """Returns the rows [..., width] of a layer's weights with the numbers ``rows`` [...], as floats."""
     weight = module.weight.detach()
-    found = F.embedding(rows.to(weight.device), weight)
-    return dequantise(found, module.packing) if isinstance(module, PackedLinear | PackedEmbedding) else found
+    if isinstance(module, PackedLinear | PackedEmbedding):
+        return dequantise(rows_of_blocks(weight, rows.to(weight.device)), module.packing)
+    return F.embedding(rows.to(weight.device), weight)
 
 
 def weight_of(module: nn.Module) -> torch.Tensor | None:
     """Returns the numbers that the weights of a layer stand for, without gradients; None: it has none."""
     weight = getattr(module, "weight", None)
     if isinstance(module, PackedLinear | PackedEmbedding):
-        return dequantise(module.weight.detach(), module.packing)
+        rows = torch.arange(module.weight.shape[0])
+        return torch.cat([rows_of(cast(nn.Linear, module), some) for some in rows.split(ROWS_AT_ONCE)])
     return weight.detach() if isinstance(weight, torch.Tensor) else None
 
 

@@ -2,8 +2,7 @@
 
 Every number of bfloat16 is one of float32, so all results are those of the model loaded in float32, to the last bit,
 with half of the bytes that a step reads. Hidden states are not rounded, as they are in a model that computes in
-bfloat16. Packed weights (``packed_weights``) are others than those of the file, and with them the model is another one;
-its results, too, are those of a model of float32 with these weights.
+bfloat16. Packed weights (``packed_weights``) are others than those of the file, and with them the model is another one.
 """
 
 from __future__ import annotations
@@ -17,16 +16,15 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from specdec_kernels import Packing, quantise
+from specdec_kernels import Packing, interleave, quantise
 
 from .copied_modules import reclass
 from .free_memory import free_memory, size_text
 from .linear import NativeLinear, has_native, is_plain
-from .packed_weights import StoredEmbedding, pack
+from .packed_weights import ROWS_AT_ONCE, StoredEmbedding, pack
 
 HALVES = (torch.bfloat16, torch.float16)
 FLOATS = (torch.float32, *HALVES)
-ROWS_AT_ONCE = 4096  # of a weight, as temporary copies of them are made
 
 
 class _ComputesInFloat32:
@@ -108,7 +106,7 @@ def pack_weights(model: PreTrainedModel, packing: Packing) -> int:
         weight = cast(torch.Tensor, modules[0].weight)
         packed += weight.numel()
         blocks = torch.cat([quantise(rows, packing) for rows in weight.split(ROWS_AT_ONCE)])
-        shared = nn.Parameter(blocks, requires_grad=False)
+        shared = nn.Parameter(interleave(blocks), requires_grad=False)
         for module in modules:
             pack(cast(nn.Linear, module), shared, packing)
         del weight
