@@ -3,6 +3,7 @@ kernels on fibers (simt/)."""
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 from collections import Counter
@@ -18,6 +19,7 @@ if not torch.cuda.is_available():
 
 import pytest  # noqa: E402
 import simt.kernels  # noqa: E402
+import typer.testing  # noqa: E402
 from support import BACKENDS, FAST_BACKENDS  # noqa: E402
 
 if not torch.cuda.is_available():
@@ -26,6 +28,8 @@ if not torch.cuda.is_available():
     simt.kernels.serve()
     patch_once_a_launch()
 
+# Typer would make all commands again, with hundreds of options, for each line that a test calls.
+typer.testing._get_command = functools.cache(typer.testing._get_command)
 torch.set_num_threads(1)  # the tests run in several processes (pytest -n); what threads change has a test of its own
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -30,6 +31,7 @@ def adaptive(costs: Sequence[float], given: bool = False, few: bool = False) -> 
     return AdaptiveK(AdaptiveDrafts(len(costs) - 1, costs if given else None), few)
 
 
+@functools.cache
 def expected(alpha: float, k: int) -> float:
     return sum(alpha**i for i in range(k + 1))
 

@@ -381,7 +381,7 @@ class CachedModel:
         """Replaces the attention, and linear and recurrent layers, in a copy of the model. Looked at for every cache,
         because an adapter that was added in between has put other modules into the model."""
         modules = list(self.model.modules())
-        weights = [*self.model.parameters(), *self.model.buffers()]
+        weights = [x for m in modules for x in (*m._parameters.values(), *m._buffers.values()) if x is not None]
         inside = [*modules, *weights, *(module.training for module in modules), *(x.dtype for x in weights)]
         if self._compile:
             self._steps, self._compiled = compiled_copy(self.model, self.cache_dtype)

@@ -44,9 +44,13 @@ def with_native_parts(model: M) -> M:
     there is none, or no native code. The model is not changed; see :func:`.copied_modules.with_modules`."""
     if not has_native():
         return model
-    for exchanged in (_with_rotation, _norm, _angles, _gated):
-        model = with_modules(model, exchanged)
-    return model
+    # What rotates has norms inside; norms, angles and gated layers have nothing inside that is exchanged as well.
+    return with_modules(with_modules(model, _with_rotation), _norm_angles_or_gated)
+
+
+def _norm_angles_or_gated(module: nn.Module) -> nn.Module | None:
+    found = (exchanged(module) for exchanged in (_norm, _angles, _gated))
+    return next((fast for fast in found if fast is not None), None)
 
 
 def _norm(module: nn.Module) -> nn.Module | None:
@@ -142,6 +146,9 @@ class NativeAngles:
 
 
 def _angles(module: nn.Module) -> nn.Module | None:
+    buffers = {name: b for name, b in module._buffers.items() if b is not None and name.endswith("inv_freq")}
+    if not buffers:
+        return None
     parameters = [*inspect.signature(module.forward).parameters]
     if (
         parameters[:2] != ["x", "position_ids"]
@@ -149,7 +156,6 @@ def _angles(module: nn.Module) -> nn.Module | None:
         or "forward" in vars(module)
     ):
         return None
-    buffers = {name: b for name, b in module._buffers.items() if b is not None and name.endswith("inv_freq")}
     kinds = [name.removesuffix("inv_freq") for name in buffers if not name.endswith("original_inv_freq")]
     fast = copy.copy(module)
     reclass(fast, NativeAngles)

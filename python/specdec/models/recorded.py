@@ -123,11 +123,7 @@ class _Call:
 
     def __init__(self, operation: Any, args: tuple, kwargs: dict, result: Any):
         self.operation, self.args, self.kwargs, self.result = operation, args, kwargs, result
-        self.results = [result] if isinstance(result, torch.Tensor) else list(_tensors(result))
-
-    @property
-    def inputs(self) -> list[torch.Tensor]:
-        return list(_tensors((self.args, list(self.kwargs.values()))))
+        self.inputs, self.results = [*_tensors((args, [*kwargs.values()]))], [*_tensors(result)]
 
     @property
     def is_view(self) -> bool:
@@ -201,7 +197,8 @@ def _written(
         return names.get(id(x), "c").startswith(("x", "v"))
 
     for i, call in enumerate(calls):
-        made = [x for x in call.results if id(x) not in names and id(x) not in map(id, call.inputs)]
+        given = {id(x) for x in call.inputs}
+        made = [x for x in call.results if id(x) not in names and id(x) not in given]
         arguments = [*map(written, call.args), *(f"{name}={written(value)}" for name, value in call.kwargs.items())]
         line = f"{constant(call.operation._op)}({', '.join(arguments)})"
         stays = call.is_view and not any(map(changes, call.inputs))

@@ -135,12 +135,13 @@ def _require_one_device(model: PreTrainedModel, name: str) -> None:
     """Raises ValueError unless all weights are whole and stay on one device. accelerate is never imported here; its
     hooks have attributes that tell what they do. Hooks that only move inputs to the one device are allowed."""
     allowed = "all of them, whole, on one device that holds values"
-    sharded = next((p for p in model.parameters() if type(p).__module__.startswith("torch.distributed.")), None)
+    parameters = list(model.parameters())
+    sharded = next((p for p in parameters if type(p).__module__.startswith("torch.distributed.")), None)
     if sharded is not None:
         refuse(name, f"weights in shards over a device mesh ({type(sharded).__name__})", allowed)
     if (getattr(model, "_tp_size", None) or 1) > 1:
         refuse(name, f"weights in shards over {model._tp_size} devices (tensor parallel)", allowed)
-    devices = sorted({str(p.device) for p in model.parameters()})
+    devices = sorted(map(str, {p.device for p in parameters}))
     offload = next((hook for module in model.modules() for hook in _hooks(module) if _offloads(hook)), None)
     if len(devices) == 1 and devices != ["meta"] and offload is None:
         return
