@@ -27,6 +27,22 @@ struct Query {
   float* out;
 };
 
+// The slots that some of the queries see, and those among them that all see, which may be none.
+struct Slots {
+  int64_t from, all_from, all_to, to;
+};
+
+template <int kQueries>
+SPECDEC_BODY Slots seen_by(const Query* queries) {
+  Slots slots = {queries[0].first, queries[0].first, queries[0].end, queries[0].end};
+  for (int j = 1; j < kQueries; ++j) {
+    slots.from = std::min(slots.from, queries[j].first), slots.to = std::max(slots.to, queries[j].end);
+    slots.all_from = std::max(slots.all_from, queries[j].first), slots.all_to = std::min(slots.all_to, queries[j].end);
+  }
+  slots.all_from = std::min(slots.all_from, slots.to), slots.all_to = std::max(slots.all_to, slots.all_from);
+  return slots;
+}
+
 // Products of kQueries queries with kWidth / kQueries keys: lane i is that of query i / kKeys and key i % kKeys.
 template <int kWidth, int kQueries, class Stored, class Vector>
 SPECDEC_BODY void products(const float* const* q, const Stored* const* k, int64_t size, Vector* out) {
@@ -65,13 +81,33 @@ SPECDEC_BODY void cap_scores(float* scores, int64_t length, float cap) {
   }
 }
 
-// The weights of the slots before their sum is 1; returns the factor that makes it so.
+// The weights of the slots before their sum is 1; returns the factor that makes it so. Sum i is of every 16th weight.
+template <int kWidth>
 SPECDEC_BODY float softmax(float* weights, int64_t length, const float* sink) {
-  float most = sink ? *sink : weights[0], sums[16] = {};
-  for (int64_t i = 0; i < length; ++i) most = weights[i] > most ? weights[i] : most;
+  using Vector = typename Lanes<kWidth>::Vector;
+  constexpr int kSums = 16, kVectors = kSums / kWidth;
+  const int64_t whole = length / kSums * kSums;
+  float most = sink ? *sink : weights[0];
+  Vector largest = most - Vector{}, vector;
+  for (int64_t i = 0; i < whole; i += kWidth) {
+    std::memcpy(&vector, weights + i, sizeof(vector));
+    largest = vector > largest ? vector : largest;
+  }
+  for (int i = 0; i < kWidth; ++i) most = largest[i] > most ? largest[i] : most;
+  for (int64_t i = whole; i < length; ++i) most = weights[i] > most ? weights[i] : most;
   for (int64_t i = 0; i < length; ++i) weights[i] = exp2_fast((weights[i] - most) * kLog2e);
-  for (int64_t i = 0; i < length; ++i) sums[i % 16] += weights[i];
-  for (int half = 8; half > 0; half /= 2) {
+  Vector vectors[kVectors] = {};
+  for (int64_t i = 0; i < whole; i += kSums) {
+#pragma GCC unroll 4
+    for (int j = 0; j < kVectors; ++j) {
+      std::memcpy(&vector, weights + i + j * kWidth, sizeof(vector));
+      vectors[j] += vector;
+    }
+  }
+  float sums[kSums];
+  std::memcpy(sums, vectors, sizeof(sums));
+  for (int64_t i = whole; i < length; ++i) sums[i % kSums] += weights[i];
+  for (int half = kSums / 2; half > 0; half /= 2) {
     for (int i = 0; i < half; ++i) sums[i] += sums[i + half];
   }
   if (sink) sums[0] += exp2_fast((*sink - most) * kLog2e);
@@ -99,11 +135,7 @@ SPECDEC_BODY void values(const AttendParams& params, const Query* queries, const
 #pragma GCC unroll 4
     for (int i = 0; i < kVectors; ++i) sums[j][i] += numbers[i] * weight;
   };
-  int64_t from = queries[0].first, to = queries[0].end, all_from = from, all_to = to;
-  for (int j = 1; j < kQueries; ++j) {
-    from = std::min(from, queries[j].first), to = std::max(to, queries[j].end);
-    all_from = std::max(all_from, queries[j].first), all_to = std::min(all_to, queries[j].end);
-  }
+  const Slots slots = seen_by<kQueries>(queries);
   // What a slot holds that a query does not see is not multiplied by 0: it may be NaN.
   const auto some = [&](int64_t begin, int64_t end) __attribute__((always_inline)) {
     for (int64_t slot = begin; slot < end; ++slot) {
@@ -116,15 +148,14 @@ SPECDEC_BODY void values(const AttendParams& params, const Query* queries, const
       }
     }
   };
-  all_from = std::min(all_from, to), all_to = std::max(all_to, all_from);
-  some(from, all_from);
-  for (int64_t slot = all_from; slot < all_to; ++slot) {
+  some(slots.from, slots.all_from);
+  for (int64_t slot = slots.all_from; slot < slots.all_to; ++slot) {
     Vector numbers[kVectors];
     load(slot, numbers);
 #pragma GCC unroll 4
     for (int j = 0; j < kQueries; ++j) add(j, queries[j].weights[slot - queries[j].first], numbers);
   }
-  some(all_to, to);
+  some(slots.all_to, slots.to);
   for (int j = 0; j < kQueries; ++j) {
     const Query& query = queries[j];
     const float* weight = query.weights + (query.end - query.first);
@@ -146,20 +177,26 @@ SPECDEC_BODY void attend_together(const AttendParams& params, Query* queries, co
   using Vector = typename Lanes<kWidth>::Vector;
   constexpr int kKeys = kWidth / kQueries, kVectors = kWidth == 16 ? 4 : 2;
   const float* q[kQueries];
-  int64_t from = queries[0].first, to = queries[0].end;
-  for (int j = 0; j < kQueries; ++j) {
-    q[j] = queries[j].q;
-    from = std::min(from, queries[j].first), to = std::max(to, queries[j].end);
-  }
+  const Slots slots = seen_by<kQueries>(queries);
+  for (int j = 0; j < kQueries; ++j) q[j] = queries[j].q;
   const Stored* keys[kWidth];
   Vector scores;
-  for (int64_t slot = from; slot < to; slot += kKeys) {
-    for (int i = 0; i < kKeys; ++i) keys[i] = k + std::min(slot + i, to - 1) * params.k_strides[2];
+  for (int64_t slot = slots.from; slot < slots.to; slot += kKeys) {
+    for (int i = 0; i < kKeys; ++i) keys[i] = k + std::min(slot + i, slots.to - 1) * params.k_strides[2];
     products<kWidth, kQueries>(q, keys, params.size, &scores);
+    scores *= params.scale;
+    if (slot >= slots.all_from && slot + kKeys <= slots.all_to) {
+      float each[kWidth];
+      std::memcpy(each, &scores, sizeof(each));
+#pragma GCC unroll 4
+      for (int j = 0; j < kQueries; ++j)
+        std::memcpy(queries[j].weights + (slot - queries[j].first), each + j * kKeys, kKeys * sizeof(float));
+      continue;
+    }
     for (int i = 0; i < kWidth; ++i) {
       const Query& query = queries[i / kKeys];
       const int64_t own = slot + i % kKeys;
-      if (own >= query.first && own < query.end) query.weights[own - query.first] = scores[i] * params.scale;
+      if (own >= query.first && own < query.end) query.weights[own - query.first] = scores[i];
     }
   }
   float factors[kQueries];
@@ -173,7 +210,7 @@ SPECDEC_BODY void attend_together(const AttendParams& params, Query* queries, co
       query.weights[query.length++] = scores[0] * params.scale;
     }
     if (params.cap > 0.0f) cap_scores(query.weights, query.length, params.cap);
-    factors[j] = query.length > 0 ? softmax(query.weights, query.length, query.sink) : 0.0f;
+    factors[j] = query.length > 0 ? softmax<kWidth>(query.weights, query.length, query.sink) : 0.0f;
   }
   int64_t first = 0;
   for (; first + kVectors * kWidth <= params.value_size; first += kVectors * kWidth) {
