@@ -1,11 +1,12 @@
-"""Counts greedy texts that are those of plain decoding, of a real model: ours, and transformers' own with its lookup.
-All prompts of the set ``instruct``, and one of each kind of ``general``: 60 in all.
+"""Counts greedy texts that are those of plain decoding, of a real model with weights of bfloat16: of our ways to decode
+beside each other, and beside transformers. All prompts of the set ``instruct``, and one of each kind of ``general``: 60
+in all.
 
     python bench/bench_greedy_texts.py real_models/SmolLM2-135M-Instruct --json bench/results/cpu/greedy_texts.json
 
-Forwards over several tokens round differently from those over one. Where two logits are almost equal, any of the ways
-to decode may so take the other token, and the text goes on differently from there. Each first difference is judged: a
-near-tie that rounding explains, or a bug.
+Computed in float32, on a CPU, all of ours are equal to the last bit. transformers rounds differently: where two logits
+are almost equal it may take the other token, and the text goes on differently from there. So may ours in ``--dtypes
+bfloat16``. Each first difference is judged: a near-tie that rounding explains, or a bug.
 """
 
 from __future__ import annotations
@@ -16,15 +17,19 @@ from typing import Annotated
 import report
 import torch
 import typer
-from specdec import AdaptiveDrafts, PromptLookupDrafter
-from specdec.drafters.suffix import SuffixDrafter
+from specdec import AdaptiveDrafts, SuffixDrafter
 from specdec.evaluation.contenders import CompareSettings, Contender, SpecdecMethod, TransformersMethod
 from specdec.evaluation.near_ties import Difference, Judge
 from specdec.jobs.prompt_sets import prompt_set
 from specdec.models.loading import load_model, load_tokenizer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from weights import stored
 
 PEER, PLAIN = "transformers", "plain"
+STORED = "bfloat16 in float32"  # the weights' dtype and that of the computation
+DTYPES = (STORED, "float32", "bfloat16", "float16")
+TREE = 8  # nodes
+ROWS = 8  # of batches
 FEW_PROMPTS, FEW_TOKENS = 2, 8  # of --quick
 
 
@@ -34,15 +39,35 @@ def read_prompts(tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
     return [q.as_message(tokenizer).tokens(tokenizer) for q in asked]
 
 
-def methods(target: PreTrainedModel, new_tokens: int) -> dict[str, Contender]:
-    settings = CompareSettings(new_tokens)
+def models(folder: str, dtype: str, device: torch.device) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """Ours, and transformers' own with the same weights."""
+    if dtype != STORED:
+        model = load_model(folder, dtype, device)
+        return model, model
+    ours, theirs = stored(folder, "bfloat16"), load_model(folder, "float32")
+    for weight in theirs.parameters():
+        weight.data = weight.data.bfloat16().float()
+    return ours, theirs
+
+
+def methods(ours: PreTrainedModel, theirs: PreTrainedModel, new_tokens: int) -> dict[str, tuple[Contender, int]]:
+    """Each with the number of its rows."""
+    settings, adaptive = CompareSettings(new_tokens), AdaptiveDrafts()
+    plain = SpecdecMethod(ours, None, 0, settings)
+    suffix = SpecdecMethod(ours, SuffixDrafter(), 4, settings)
     return {
-        PEER: TransformersMethod(target, None, settings),
-        "transformers, prompt lookup": TransformersMethod(target, "lookup", settings),
-        PLAIN: SpecdecMethod(target, None, 0, settings),
-        "lookup, K adapts": SpecdecMethod(target, PromptLookupDrafter(), AdaptiveDrafts(), settings),
-        "suffix, K adapts": SpecdecMethod(target, SuffixDrafter(), AdaptiveDrafts(), settings),
+        PEER: (TransformersMethod(theirs, None, settings), 1),
+        PLAIN: (plain, 1),
+        f"{PLAIN}, {ROWS} at a time": (plain, ROWS),
+        "suffix, K = 4": (suffix, 1),
+        f"suffix, K = 4, {ROWS} at a time": (suffix, ROWS),
+        "suffix, K adapts": (SpecdecMethod(ours, SuffixDrafter(), adaptive, settings), 1),
+        f"suffix, trees of {TREE}": (SpecdecMethod(ours, SuffixDrafter(), 4, settings, tree=TREE), 1),
     }
+
+
+def decode(way: Contender, rows: int, prompts: list[list[int]]) -> list[list[int]]:
+    return [text for i in range(0, len(prompts), rows) for text in way.run(prompts[i : i + rows], 0).texts]
 
 
 def row(
@@ -66,15 +91,17 @@ def row(
 
 def main(
     target: Annotated[str, typer.Argument(help="folder of a model with a chat template")],
-    dtypes: Annotated[str, typer.Option(help="separated by commas")] = "float32,bfloat16",
-    new_tokens: Annotated[int, typer.Option(min=1, help="of each text")] = 64,
+    dtypes: Annotated[str, typer.Option(help="separated by commas")] = STORED,
+    new_tokens: Annotated[int, typer.Option(min=1, help="of each text")] = 128,
     device: report.DeviceName = "cpu",
     threads: report.Threads = None,
     quick: report.Quick = False,
     json_path: report.JsonPath = None,
 ) -> None:
-    names = report.read_names("dtypes", dtypes, ("float32", "bfloat16", "float16"))
+    names = report.read_names("dtypes", dtypes, DTYPES)
     where = report.read_device(device)
+    if where.type != "cpu" and STORED in names:
+        report.refuse("dtypes", f"{STORED!r} on a GPU", ", ".join(DTYPES[1:]))
     tokenizer = load_tokenizer("target", target)
     prompts = read_prompts(tokenizer)[: FEW_PROMPTS if quick else None]
     results = report.Report(
@@ -82,11 +109,11 @@ def main(
         new_tokens=FEW_TOKENS if quick else new_tokens, prompts=len(prompts),
     )  # fmt: skip
     for dtype in names:
-        model = load_model(target, dtype, where)
-        judge, rows = Judge(model), []
-        ways = methods(model, FEW_TOKENS if quick else new_tokens)
+        ours, theirs = models(target, dtype, where)
+        judge, rows = Judge(theirs), []
+        ways = methods(ours, theirs, FEW_TOKENS if quick else new_tokens)
         with torch.inference_mode():
-            texts = {name: [way.run([prompt], 0).texts[0] for prompt in prompts] for name, way in ways.items()}
+            texts = {name: decode(way, rows_at_once, prompts) for name, (way, rows_at_once) in ways.items()}
         for name, own in texts.items():
             pairs = zip(prompts, texts[PEER], own, strict=True)
             judged = [judge.explain(p, peer, text, (PEER, name), i) for i, (p, peer, text) in enumerate(pairs)]

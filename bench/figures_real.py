@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from figures import mark, milliseconds, number, page, source, spread, table
 from results import Results
 
-PEERS = ("transformers", "transformers, prompt lookup")  # of bench_greedy_texts.py, which names them
-OURS = "suffix, K adapts"  # of the README's sentence
+PEER = "transformers"  # of bench_greedy_texts.py, which names it
 
 
 def greedy_texts(results: Results) -> str:
@@ -29,20 +28,61 @@ def greedy_texts(results: Results) -> str:
     return page(table(head, rows, mark(results, "greedy_texts")), said)
 
 
-def rivals(results: Results) -> str:
-    """Of each kind of weights and each program: tokens a second, and times llama.cpp's decoding, plain and its best."""
-    r = results["rivals"]
-    rows = []
-    for row in r["rows"]:
-        beside = [spread(row[key]) if key in row else "" for key in ("over_llama_cpp", "over_its_best")]
-        rows.append((row["weights"], row["method"], spread(row["tokens_per_second"]), *beside))
-    head = ("weights", "", "tokens a second", "times llama.cpp plain", "times its best")
-    said = (
+def rivals(name: str) -> Callable[[Results], str]:
+    """A file of ``rivals.py``: of each kind of weights and each program tokens a second, and times llama.cpp's
+    decoding, plain and its best."""
+
+    def figure(results: Results) -> str:
+        r = results[name]
+        rows = []
+        for row in r["rows"]:
+            beside = [spread(row[key]) if key in row else "" for key in ("over_llama_cpp", "over_its_best")]
+            rows.append((row["weights"], row["method"], spread(row["tokens_per_second"]), *beside))
+        head = ("weights", "", "tokens a second", "times llama.cpp plain", "times its best")
+        return page(table(head, rows, mark(results, name)), f"{_of_rivals(r)} {source(results, name)}")
+
+    return figure
+
+
+def _of_rivals(r: Mapping) -> str:
+    return (
         f"{r['target']}, {len(r['prompts'])} prompts of as many kinds, {r['new_tokens']} new tokens each, greedily and "
-        "one at a time; medians and quartiles over prompts, the reading of the prompt included. "
-        f"{source(results, 'rivals')}"
+        "one at a time; medians and quartiles over prompts, the reading of the prompt included."
     )
-    return page(table(head, rows, mark(results, "rivals")), said)
+
+
+def contention(results: Results) -> str:
+    """Of each program its speed alone, and what is left of it beside processes that keep a core busy each."""
+    r = results["contention"]
+    by_way: dict[str, dict[int, Mapping]] = {}
+    for row in r["rows"]:
+        by_way.setdefault(row["method"], {})[row["busy"]] = row
+    counts = [count for count in next(iter(by_way.values())) if count]
+    rows = [
+        (name, spread(of[0]["tokens_per_second"]), *(spread(of[count]["of_alone"]) for count in counts))
+        for name, of in by_way.items()
+    ]
+    head = ("", "tokens a second, alone", *(f"of that beside {count} busy" for count in counts))
+    said = f"Weights of {r['rows'][0]['weights']}. {_of_rivals(r)} {source(results, 'contention')}"
+    return page(table(head, rows, mark(results, "contention")), said)
+
+
+def loading(results: Results) -> str:
+    """Of each kind of weights and each program: memory beside the bytes of the files."""
+    r = results["loading"]
+    columns = {"loaded": "after loading", "peak_while_loading": "at most till then", "peak": "at most with decoding"}
+    rows = [
+        (
+            row["weights"], row["program"], f"{row['bytes'] / 1e6:.0f} MB",
+            *(f"{row[key] / 1e6:.0f} MB, {row[key] / row['bytes']:.2f}" for key in columns),
+        )
+        for row in r["rows"]
+    ]  # fmt: skip
+    said = (
+        f"{r['target']}: resident memory beyond that of the imports, mapped files among it, and times the files. "
+        f"{source(results, 'loading')}"
+    )
+    return page(table(("weights", "", "files", *columns.values()), rows, mark(results, "loading")), said)
 
 
 def cpu_step(results: Results) -> str:
@@ -75,18 +115,19 @@ def perplexity(results: Results) -> str:
 
 
 def greedy_in_short(results: Results) -> str:
-    """The README's sentence: ours beside transformers' own lookup, each against plain decoding of its own loop."""
+    """The README's sentence: the fewest texts of any of our ways that are those of plain decoding, and
+    transformers'."""
     r = results["greedy_texts"]
-    rows = {(row["dtype"], row["method"]): row for row in r["rows"]}
     said = []
     for dtype in dict.fromkeys(row["dtype"] for row in r["rows"]):
-        ours, peer = (rows[dtype, method]["as_own_plain"] for method in (OURS, PEERS[1]))
-        said.append(f"{ours} of {r['prompts']} in {dtype} (transformers' own lookup: {peer})")
+        ours = [row for row in r["rows"] if row["dtype"] == dtype and not row["method"].startswith(PEER)]
+        plain, peer = (min(row[key] for row in ours) for key in ("as_own_plain", "as_transformers"))
+        said.append(f"{plain} of {r['prompts']} ({peer}) in {dtype}")
     bugs = sum(row["bugs"] for row in r["rows"])
     others = f"{bugs} differences are bugs" if bugs else "the others leave it at near-ties"
     return (
-        f"Greedy texts with drafts that are plain decoding's, token for token: {', '.join(said)}; {others} "
-        f"({r['target']}, up to {r['new_tokens']} tokens each){mark(results, 'greedy_texts')}."
+        f"Greedy texts that are plain decoding's in all our ways to decode (and transformers'): {', '.join(said)}; "
+        f"{others} ({r['target']}, up to {r['new_tokens']} tokens each){mark(results, 'greedy_texts')}."
     )
 
 

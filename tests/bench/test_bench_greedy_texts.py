@@ -6,6 +6,8 @@ import copy
 from types import SimpleNamespace
 
 import bench_greedy_texts as bench
+import torch
+from support.gguf_files import tiny
 from support.tiny_service import TEMPLATE
 
 
@@ -25,3 +27,13 @@ def test_a_row_counts_texts_up_to_their_first_differences():
     assert (found["texts"], found["tokens"], found["compared"]) == (2, 6, 5)
     assert (found["as_transformers"], found["as_own_plain"]) == (1, 2)
     assert (found["near_ties"], found["bugs"]) == (1, 0)
+
+
+def test_every_way_decodes_the_same_weights(tmp_path):
+    tiny("llama, wide").save_pretrained(tmp_path)
+    ours, theirs = bench.models(str(tmp_path), bench.STORED, torch.device("cpu"))
+    prompts = [[7, 3, 200, 31, 5, 5, 90], [8, 9], [1, 2, 3, 1, 2, 3, 1, 2]] * 4
+    ways = bench.methods(ours, theirs, 12)
+    texts = {name: bench.decode(way, rows, prompts) for name, (way, rows) in ways.items()}
+    assert len(texts) == 7 and {rows for _, rows in ways.values()} == {1, 8}
+    assert all(found == texts[bench.PEER] and len(found) == 12 for found in texts.values())

@@ -237,16 +237,16 @@ GREEDY = {"dtype": "bfloat16", "texts": 60, "tokens": 1900, "compared": 1200, "b
 def test_greedy_texts_are_counted_beside_those_of_the_peer(tmp_path):
     rows = [
         GREEDY | {"method": name, "as_transformers": n, "as_own_plain": own, "near_ties": 60 - n}
-        for name, n, own in (("transformers, prompt lookup", 50, 50), ("suffix, K adapts", 48, 51))
+        for name, n, own in (("transformers", 60, 60), ("suffix, K = 4", 50, 55), ("suffix, K adapts", 48, 51))
     ]
     content = {"target": "Some-Model", "new_tokens": 32, "prompts": 60}
     text = figures_real.greedy_texts(result(tmp_path, "greedy_texts", rows=rows, **content))
     assert "| bfloat16 | suffix, K adapts | 48 of 60, once in 100 tokens | 51 of 60 | 0 |" in text
     said = " ".join(figures_pages.readme(Results(tmp_path)).split())
-    assert "token for token: 51 of 60 in bfloat16 (transformers' own lookup: 50); the others leave it at near-" in said
+    assert "(and transformers'): 51 of 60 (48) in bfloat16; the others leave it at near-ties" in said
     rows[0]["bugs"] = 2
     shown = result(tmp_path, "greedy_texts", rows=rows, **content)
-    assert "(transformers' own lookup: 50); 2 differences are bugs" in figures_real.greedy_in_short(shown)
+    assert "(48) in bfloat16; 2 differences are bugs" in figures_real.greedy_in_short(shown)
 
 
 def test_each_drafter_is_exact_or_not(tmp_path):

@@ -57,7 +57,10 @@ class OwnTexts:
         self.folder.mkdir(parents=True, exist_ok=True)
         if not self.prompts.exists():
             self._choose(at)
-        options = JobOptions(output=self.texts, rows=ROWS)
+        asked = [json.loads(line) for line in self.prompts.read_text("utf-8").splitlines()]
+        longest = max(len(_tokens(at.tokenizer, row)) for row in asked)
+        # Rows for as many tokens as the target has positions would take more memory than many machines have.
+        options = JobOptions(output=self.texts, rows=ROWS, max_length=longest + NEW_TOKENS)
         defaults = LineSettings(max_new_tokens=NEW_TOKENS)
         job = Job(self.prompts, defaults, at, GenerateDrafts(drafter="none"), 0, options, False)
         if code := job.run():
@@ -83,13 +86,9 @@ class OwnTexts:
 
 def _seconds_of_a_text(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: list[dict]) -> float:
     """By the beginnings of so many, which are written together."""
-    from ..chat_template import chat_prompt
     from ..decoder import SpeculativeDecoder
 
-    prompts = [
-        chat_prompt(tokenizer, row["messages"]) if "messages" in row else tokenizer(row["prompt"]).input_ids
-        for row in rows
-    ]
+    prompts = [_tokens(tokenizer, row) for row in rows]
     decoder, seconds = SpeculativeDecoder(target, None, 0), []
     for new in (1, 1 + TRIED):
         began = time.perf_counter()
@@ -97,6 +96,12 @@ def _seconds_of_a_text(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBa
         seconds.append(time.perf_counter() - began)
     first, whole = seconds
     return (first + max(whole - first, 0.0) / TRIED * USUAL) / len(rows)
+
+
+def _tokens(tokenizer: PreTrainedTokenizerBase, row: dict) -> list[int]:
+    from ..chat_template import chat_prompt
+
+    return chat_prompt(tokenizer, row["messages"]) if "messages" in row else tokenizer(row["prompt"]).input_ids
 
 
 def fast_bfloat16(machine: MachineOptions) -> bool:
