@@ -215,7 +215,10 @@ void parallel_for_erased(int64_t tasks, int64_t grain, void (*run)(const void* f
   run_in_pool(tasks, grain, num_threads(), run, function);
 }
 
-int64_t num_threads() { return torch::stable::get_num_threads(); }
+
+thread_local int64_t chosen_threads = 0;  // 0: as many as torch has
+
+int64_t num_threads() { return chosen_threads > 0 ? chosen_threads : torch::stable::get_num_threads(); }
 
 STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
   m.impl("draft_step", TORCH_BOX(&specdec::draft_step<run_draft_step>));
@@ -267,10 +270,18 @@ PyObject* use_instruction_set(PyObject*, PyObject* name) {
   return PyErr_Format(PyExc_ValueError, "this machine has no instruction set %R", name);
 }
 
+PyObject* use_threads(PyObject*, PyObject* number) {
+  const int64_t threads = PyLong_AsLongLong(number);
+  if (threads == -1 && PyErr_Occurred() != nullptr) return nullptr;
+  specdec::cpu::chosen_threads = threads;
+  Py_RETURN_NONE;
+}
+
 PyMethodDef methods[] = {
     {"build", build, METH_NOARGS, "key=value pairs, separated by ';'"},
     {"instruction_sets", instruction_sets, METH_NOARGS, "those that this machine has, from the plainest to the best"},
     {"use_instruction_set", use_instruction_set, METH_O, "makes the operations use one of them"},
+    {"use_threads", use_threads, METH_O, "makes this thread's operations use so many threads; 0: as many as torch has"},
     {nullptr, nullptr, 0, nullptr}};
 PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
 

@@ -9,6 +9,7 @@ from .linear_api import linear, linears
 from .ops import SamplingTensors
 from .packing import dequantise, interleave, quantise, rows_of_blocks
 from .recurrent_api import DeltaState, Feed, SsdState, conv_window, delta_step, ssd_step
+from .threads import native_threads
 from .tree_api import draft_children, verify_tree
 from .types import (
     Backend,
@@ -52,6 +53,7 @@ __all__ = [
     "interleave",
     "linear",
     "linears",
+    "native_threads",
     "quantise",
     "rms_norm",
     "rope_angles",

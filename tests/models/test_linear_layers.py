@@ -9,6 +9,7 @@ import torch
 from specdec import SpeculativeDecoder
 from specdec.models import linear as module
 from specdec.models.linear import NativeLinear, with_native_linear
+from support.model_types import model_of
 from support.models import tunable_pair
 from torch import nn
 
@@ -156,3 +157,16 @@ def test_layers_of_other_inputs_are_not_joined():
             self.q_proj, self.k_proj, self.v_proj = nn.Linear(8, 4), nn.Linear(6, 4), nn.Linear(6, 4)
 
     assert not any("beside" in vars(m) for m in with_native_linear(Across()).modules())
+
+
+@pytest.mark.parametrize(("case", "alone"), [("llama", True), ("mixtral", False)])
+def test_native_layers_have_the_threads_for_themselves(case, alone):
+    """Experts are multiplied by PyTorch, which needs its threads there."""
+    model, found, before = copy.deepcopy(model_of(case)), set[int](), torch.get_num_threads()
+    model.get_input_embeddings().register_forward_hook(lambda *_: found.add(torch.get_num_threads()))
+    torch.set_num_threads(2)
+    try:
+        SpeculativeDecoder(model, None, 0).generate([[1, 2, 3]], max_new_tokens=3)
+        assert found == {1 if alone else 2} and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

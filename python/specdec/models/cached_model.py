@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Sequence
@@ -10,13 +11,15 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from specdec_kernels import native_threads
+
 from ..checks import refuse
 from .attention import MAX_QUERIES, Mask, Queries, block_mask, choose, dense_mask, seen_slots, with_attention
 from .compiled import CompiledForward, compiled_copy
 from .copied_modules import same_objects
 from .kv_cache import StaticKVCache, check_cache_dtype, stored_dtype, visible_slots
 from .kv_layer import LayerSlot, Slot
-from .linear import with_native_linear
+from .linear import is_native, with_native_linear
 from .native_parts import with_native_parts
 from .prefill import PrefillChunk
 from .recorded import RecordedForwards, is_recordable
@@ -301,7 +304,8 @@ class CachedModel:
         # What sees slots by their numbers, and has no state, does not depend on how many there are.
         slots = () if self._attention == "native" and not self.recurrent else (layout.visible, cache.capacity)
         key = *(x.shape for x in inputs), *slots, tree is None, torch.is_autocast_enabled("cpu"), cache.kind
-        return self._recorded.run(key, cache, forward, *inputs)
+        with self._threads():
+            return self._recorded.run(key, cache, forward, *inputs)
 
     def prefill(
         self, cache: StaticKVCache, sequences: Sequence[Sequence[int]], on_logits: OnLogits | None = None
@@ -393,6 +397,8 @@ class CachedModel:
             self._prompts = model if self._attention == "flex" else self._steps
         on_cpu = self.device.type == "cpu" and self._attention != "flex"
         self._records = on_cpu and not self._compile and is_recordable(self._steps)
+        native = self._attention == "native" and is_native(self._steps)
+        self._threads = native_threads if native else contextlib.nullcontext
 
     def _run(
         self,
@@ -418,7 +424,8 @@ class CachedModel:
         if self.recurrent:  # whose layers need no mask, as the cache says which tokens count
             mask = None if not self._takes_positions else {"full_attention": mask, **dict.fromkeys(_RECURRENT_LAYERS)}
         inputs[self._takes_cache_as] = cache
-        return module(input_ids=tokens, attention_mask=mask, use_cache=True, **inputs)
+        with self._threads():
+            return module(input_ids=tokens, attention_mask=mask, use_cache=True, **inputs)
 
     def _keys(self, visible: int) -> torch.Tensor:
         if visible not in self._key_index:

@@ -87,6 +87,12 @@ def has_native() -> bool:
     return "missing" not in native
 
 
+def is_native(model: nn.Module) -> bool:
+    """Whether all weights that ``model`` multiplies by are those of native layers."""
+    modules = [m for m in model.modules() if any(p is not None and p.dim() > 1 for p in m._parameters.values())]
+    return has_native() and all(isinstance(module, NativeLinear | nn.Embedding) for module in modules)
+
+
 def _as_native(layer: nn.Module) -> nn.Module | None:
     if isinstance(layer, NativeLinear):
         return copy.copy(layer)
