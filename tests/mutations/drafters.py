@@ -31,7 +31,10 @@ MUTATIONS: list[Mutation] = [
         "python/specdec/drafters/model.py",
         "tests/serving/test_serving_faults.py",
         {
-            "drafter-leaves-a-row-as-it-was": ("                self.cache.begin(row)\n", "                pass\n"),
+            "drafter-leaves-a-row-as-it-was": (
+                "self.cache.begin(row, 0 if self.parts is None else self.parts.held(row))",
+                "pass",
+            ),
             "exit-catches-up": (
                 "        if self.is_shared:\n            return\n        # The host",
                 "        # The host",

@@ -258,8 +258,8 @@ MUTATIONS: list[Mutation] = [
                 "        if True:",
             ),
             "scheduler-reads-all-prompts-at-once": (
-                "self.batch.prefill(self.prefill_chunk)",
-                "self.batch.prefill(1 << 30)",
+                "while read < self.prefill_chunk and (",
+                "while (",
             ),
         },
     ),

@@ -13,12 +13,12 @@ MUTATIONS: list[Mutation] = [
                 "tests/drafters/test_product_trees.py -k given_paths",
             ),
             "cache-keeps-the-last-sequence": (
-                "layer.values[row].zero_()",
+                "layer.values[row, :, kept:].zero_()",
                 "pass",
                 "tests/models/test_kv_cache.py tests/models/test_cache_dtype.py tests/serving/test_serving_faults.py",
             ),
             "cache-keeps-the-last-keys": (
-                "layer.keys[row].zero_()",
+                "layer.keys[row, :, kept:].zero_()",
                 "pass",
                 "tests/models/test_kv_cache.py tests/models/test_cache_dtype.py tests/serving/test_serving_faults.py",
             ),
