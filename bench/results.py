@@ -40,6 +40,10 @@ REAL_BENCH = (*ANY_MODEL, *COMPARING, *SESSION)
 REAL_VERIFY = (*ANY_MODEL, *COMPARING, "python/specdec/evaluation/verify")
 GREEDY_TEXTS = (*ANY_MODEL, *COMPARING, "python/specdec/jobs/prompt_sets", "bench/bench_greedy_texts.py")
 RIVALS = (*ANY_MODEL, "python/specdec/jobs/prompt_sets", "bench/rivals.py", "bench/rival_worker.py")
+PREFIXES = (
+    *ANY_MODEL,
+    *("python/specdec/serving/scheduler.py", "python/specdec/jobs/prompt_sets", "bench/bench_prefixes.py"),
+)
 PERPLEXITY = (
     *(f"python/specdec/models/{name}" for name in ("linear.py", "packed_weights.py", "stored_weights.py")),
     *("csrc/cpu/linear.cpp", "csrc/cpu/packed.h", "specdec_kernels/packing.py"),
@@ -158,6 +162,9 @@ RESULTS = (
     Result(
         "rivals", f"bench/rivals.py {SMOLLM2} --gguf {PACKED} {THEIR_OWN} --new-tokens 64 --rounds 2 --json {{json}}",
         RIVALS, 20, models=(SMOLLM2, PACKED),
+    ),
+    Result(
+        "prefixes", f"bench/bench_prefixes.py {SMOLLM2} --json {{json}}", PREFIXES, 15, models=(SMOLLM2,),
     ),
     Result(
         "cpu_step", "bench/bench_cpu_step.py --json {json}", (*ANY_MODEL, "bench/bench_cpu_step.py"), 4,

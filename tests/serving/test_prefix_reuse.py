@@ -237,7 +237,35 @@ def test_heads_draft_the_same(kind, tmp_path):
         assert all(reused[-1])
 
 
-def test_a_drafter_with_another_tokenizer_or_a_state_reads_anew():
+def test_a_head_reads_the_last_part_again(tmp_path):
+    """What it stores of a part's last token follows from the token after it, and each step computes the last tokens
+    once more."""
+    target = predictable_target(2)
+    head = load_head(write(tmp_path, *random_head("peagle")), target, check=False)
+    decoder = SpeculativeDecoder(target, head, 3)
+    scheduler = Scheduler(decoder, rows=2, max_length=MAX_LENGTH, prefill_chunk=4, rule="coupled")
+    session, parts = scheduler.batch.session._session, []
+    inner = session._read
+
+    def counted(begin, texts, row, stop):
+        parts.append((begin[0], stop))
+        inner(begin, texts, row, stop)
+
+    session._read = counted
+    (text,) = ([token % V for token in own] for own in prompts(1, 20, 20))
+    assert session.window == 4  # so of 19 tokens 15 stay as they were read
+    reads = {
+        (*text,): [(0, 4), (4, 8), (8, 12), (12, 16), (16, 19)],
+        (*text, 1): [(12, 16), (16, 20)],
+        (*text[:8], (text[8] + 1) % V, 5, 6, 7, 8, 9): [(4, 8), (8, 12), (12, 13)],
+    }
+    for prompt, expected in reads.items():
+        parts.clear()
+        decode(scheduler, [asked([*prompt])])
+        assert parts == expected
+
+
+def test_a_drafter_with_a_state_reads_anew():
     draft = model_of("qwen3_5_text")
     target, _ = pair("llama")
     new = functools.partial(SpeculativeDecoder, target, draft, 3)
@@ -380,8 +408,9 @@ def test_an_error_of_a_copy_ends_one_text(monkeypatch):
     assert decode(scheduler, [asked(prompt)])[0] == cold == decode(scheduler, [asked(prompt)])[0]
 
 
-def test_a_prompt_that_was_cancelled_is_kept_as_far_as_it_was_read():
-    scheduler, (prompt,) = scheduler_of(), prompts(1, 30, 30)
+@pytest.mark.parametrize("mode", ("exact", "rounding"))
+def test_a_prompt_that_was_cancelled_is_kept_as_far_as_it_was_read(mode):
+    scheduler, (prompt,) = scheduler_of(prefix_reuse=mode), prompts(1, 30, 30)
     number = scheduler.submit(asked(prompt))
     for _ in range(3):
         scheduler.step()
