@@ -32,7 +32,7 @@ MUTATIONS: list[Mutation] = [
         "tests/serving/test_serving_faults.py",
         {
             "drafter-leaves-a-row-as-it-was": (
-                "self.cache.begin(row, 0 if self.parts is None else self.parts.held(row))",
+                "self.cache.begin(row, 0 if self.parts is None else self.parts.begin(row))",
                 "pass",
             ),
             "draft-models-state-is-copied": (

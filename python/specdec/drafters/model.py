@@ -149,7 +149,7 @@ class ModelDraftSession(DraftSession):
     def begin(self, prompts: Mapping[int, list[int]]) -> None:
         if not self.is_shared:
             for row in prompts:
-                self.cache.begin(row, 0 if self.parts is None else self.parts.held(row))
+                self.cache.begin(row, 0 if self.parts is None else self.parts.begin(row))
 
     def observe(self, texts: Mapping[int, list[int]], starts: Mapping[int, int]) -> None:
         """Stores the keys of these texts up to the two last tokens, which are fed with the next drafts. Where texts are

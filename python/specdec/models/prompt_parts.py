@@ -23,6 +23,7 @@ class PromptParts:
     def __init__(self, chunk: PrefillChunk, size: int, rows: int):
         self.size = size
         self._held = [0] * rows
+        self._taken: set[int] = set()  # rows whose next text was told what it takes over
         self._chunk, self._fed = chunk, chunk.size
 
     def held(self, row: int) -> int:
@@ -55,6 +56,15 @@ class PromptParts:
         found = [min(self.held(source), count // self.size * self.size) for source in sources]
         for row, held in zip(rows, found, strict=True):
             self._held[row] = held
+        self._taken.update(rows)
+
+    def begin(self, row: int) -> int:
+        """Returns how many tokens of the text that begins in a row are held there: none, if ``take`` was not called for
+        it, as by a session within another one that does not know of it."""
+        if row not in self._taken:
+            self._held[row] = 0
+        self._taken.discard(row)
+        return self.held(row)
 
     def _chunk_changed(self) -> bool:
         changed = self._chunk.size != self._fed

@@ -128,7 +128,7 @@ class HeadDraftSession(DraftSession):
         if self.head.reads_target_cache:
             return
         for row in prompts:
-            self.cache.begin(row, 0 if self.parts is None else self.parts.held(row))
+            self.cache.begin(row, 0 if self.parts is None else self.parts.begin(row))
 
     def observe(self, texts: Mapping[int, list[int]], starts: Mapping[int, int]) -> None:
         """Reads these texts as far as the target has, which is all but the last token."""
