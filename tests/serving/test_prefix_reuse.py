@@ -303,11 +303,14 @@ def test_several_texts_of_a_prompt_read_it_once():
 
 
 def test_the_last_token_of_a_prompt_is_not_taken_over():
-    """It is fed with the first drafts. Here all parts of the prompt are full."""
-    scheduler = scheduler_of()
-    for length, expected in ((8, 4), (9, 8), (10, 8)):
-        (prompt,) = prompts(1, length, length, seed=length)
-        assert [reused(scheduler, prompt) for _ in range(2)] == [0, expected]
+    """It is fed with the first drafts, also where a longer prompt had it in a full part."""
+    (long,) = prompts(1, 13, 13)
+    for length, expected in ((8, 4), (9, 8), (12, 8), (13, 12)):
+        scheduler = scheduler_of()
+        told, _ = decode(scheduler, [asked(long[:length])])
+        assert reused(scheduler, long) == expected
+        more, (sequence,) = decode(scheduler, [asked(long[:length])])
+        assert more == told and sequence.reused == expected
 
 
 def test_a_part_with_one_other_token_is_read():
