@@ -114,6 +114,23 @@ def perplexity(results: Results) -> str:
     return page(table(("weights", "perplexity"), rows, mark(results, "perplexity")), said)
 
 
+def prefixes(results: Results) -> str:
+    """Of each number of users and each reuse: tokens read in all turns, and the seconds to a first token."""
+    r = results["prefixes"]
+    rows = []
+    for users, reuse in dict.fromkeys((row["users"], row["reuse"]) for row in r["rows"]):
+        turns = [row for row in r["rows"] if (row["users"], row["reuse"]) == (users, reuse)]
+        first, last = (f"{turns[i]['first_token']:.2f}" for i in (0, -1))
+        read, same = sum(row["read"] for row in turns), f"{turns[0]['same']} of {turns[0]['texts']}"
+        rows.append((str(users), reuse, f"{read:,}", first, last, same))
+    head = ("at once", "reuse", "tokens read", "first token, turn 1 (s)", f"turn {r['turns']}", "texts as with off")
+    said = (
+        f"{r['target']}, {r['turns']} turns with answers of {r['new_tokens']} tokens, greedy, parts of "
+        f"{r['prefill_chunk']} tokens. {source(results, 'prefixes')}"
+    )
+    return page(table(head, rows, mark(results, "prefixes")), said)
+
+
 def greedy_in_short(results: Results) -> str:
     """The README's sentence: the fewest texts of any of our ways that are those of plain decoding, and
     transformers'."""

@@ -42,6 +42,7 @@ REAL_VERIFY = (*ANY_MODEL, *COMPARING, "python/specdec/evaluation/verify")
 GREEDY_TEXTS = (*ANY_MODEL, *COMPARING, PROMPTS, "bench/bench_greedy_texts.py", "bench/weights.py")
 RIVALS = (*ANY_MODEL, PROMPTS, "bench/rivals.py", "bench/rival_worker.py", "bench/weights.py")
 SERVED = tuple(f"python/specdec/serving/{name}.py" for name in ("engine", "scheduler"))
+PREFIXES = (*ANY_MODEL, "python/specdec/serving/scheduler.py", PROMPTS, "bench/bench_prefixes.py")
 LOADING = ("python/specdec/models", "specdec_kernels/*.py", "bench/bench_loading.py", "bench/weights.py")
 PERPLEXITY = (
     *(f"python/specdec/models/{name}" for name in ("linear.py", "packed_weights.py", "stored_weights.py")),
@@ -174,6 +175,9 @@ RESULTS = (
     Result(
         "loading", f"bench/bench_loading.py {SMOLLM2} --gguf {PACKED} --json {{json}}", LOADING, 2,
         models=(SMOLLM2, PACKED),
+    ),
+    Result(
+        "prefixes", f"bench/bench_prefixes.py {SMOLLM2} --json {{json}}", PREFIXES, 15, models=(SMOLLM2,),
     ),
     Result(
         "cpu_step", "bench/bench_cpu_step.py --json {json}", (*ANY_MODEL, "bench/bench_cpu_step.py"), 4,

@@ -37,6 +37,7 @@ FIGURES: dict[str, Callable[[Results], str]] = {
     "loading": real.loading,
     "cpu_step": real.cpu_step,
     "perplexity": real.perplexity,
+    "prefixes": real.prefixes,
     "bench": decoding.bench("bench"),
     "bench.heads": decoding.bench("bench.heads"),
     "bench.rules": decoding.bench("bench.rules", every_k=True),

@@ -20,6 +20,7 @@ from .drafters.suffix import SuffixDrafter
 from .loop.batch import Batch, BatchConfig
 from .loop.draft_length import DEFAULT_DRAFTS, AdaptiveDrafts, AdaptiveK, FixedK, most_drafts
 from .loop.graphs import StepGraphs
+from .loop.prefixes import PrefixReuse
 from .loop.sequence import Output, Request
 from .loop.sequence import Sequence as SequenceState
 from .loop.step import AcceptRule
@@ -359,6 +360,8 @@ class SpeculativeDecoder:
         *,
         logits: bool = False,
         async_scheduling: bool = False,
+        prefill_chunk: int | None = None,
+        prefix_reuse: PrefixReuse = PrefixReuse.OFF,
     ) -> BatchConfig:
         """Returns the settings of a batch of ``size`` rows with ``capacity`` slots each, for this decoder's models,
         drafter, K and backend. The other arguments are those of ``BatchConfig``."""
@@ -375,6 +378,8 @@ class SpeculativeDecoder:
             logits=logits,
             async_scheduling=async_scheduling,
             graphs=StepGraphs(self.graph_bytes) if self._on_graphs else None,
+            prefill_chunk=prefill_chunk,
+            prefix_reuse=prefix_reuse,
         )
 
     def read_rule(self, rule: str | AcceptRule | None) -> AcceptRule:

@@ -6,12 +6,15 @@ import json
 import signal
 
 import pytest
-from specdec import Output, Producer, SpeculativeDecoder
+from specdec import Output, Producer, Request, SpeculativeDecoder
 from specdec.cli import app
 from specdec.cli.conversation import Conversation
 from specdec.cli.local_chat import LocalTalk as Talk
+from specdec.cli.one_row import CHUNK, GROWTH, OneRow
 from support.commands import rows
 from typer.testing import CliRunner
+
+from specdec_kernels import SamplingParams
 
 SHORT = ("--max-new-tokens", "8", "--device", "cpu")
 TEMPLATE = (
@@ -68,19 +71,19 @@ def test_a_template_is_used(template):
 
 @pytest.mark.usefixtures("quick")
 def test_commands_reach_the_decoder(monkeypatch):
-    made, asked, init, generate = [], [], SpeculativeDecoder.__init__, SpeculativeDecoder.generate
+    made, asked, init, decode = [], [], SpeculativeDecoder.__init__, OneRow.decode
     monkeypatch.setattr(SpeculativeDecoder, "__init__", lambda self, *a, **k: made.append(a) or init(self, *a, **k))
-    monkeypatch.setattr(SpeculativeDecoder, "generate", lambda *a, **k: asked.append((a, k)) or generate(*a, **k))
+    monkeypatch.setattr(OneRow, "decode", lambda self, *a: asked.append((self.rule, *a)) or decode(self, *a))
     result = chat(
         "/drafter lookup", "/k 2", "/rule coupled", "/temperature 0.8", "/top-k 30", "/top-p 0.9", "/min-p 0.01",
         "/repetition-penalty 1.1", "/presence-penalty 0.1", "/frequency-penalty 0.2", "/seed 7", "/max-new-tokens 3",
         "x", "y", "/stats", "/verbose on", "/k auto", "/drafter none", "z", "/exit", "never",
     )  # fmt: skip
-    (first, named), (second, _), (third, _) = asked
-    p = first[4]
+    (rule, first, _), (_, second, _), (_, third, _) = asked
+    p = first.params
     assert (p.temperature, p.top_k, p.top_p, p.min_p) == (0.8, 30, 0.9, 0.01)
     assert (p.repetition_penalty, p.presence_penalty, p.frequency_penalty) == (1.1, 0.1, 0.2)
-    assert (first[3], named["rule"]) == (3, "coupled") and [a[5] for a in (first, second, third)] == [7, 8, 9]
+    assert (first.max_new_tokens, rule) == (3, "coupled") and [a.seed for a in (first, second, third)] == [7, 8, 9]
     drafters = [type(a[1]).__name__ for a in made]
     assert drafters[-1] == "NoneType" and drafters.count("PromptLookupDrafter") == 2
     assert made[-1][2] == 0  # K of plain decoding
@@ -119,29 +122,30 @@ def test_wrong_commands_change_nothing():
 def test_what_does_not_fit_is_told_and_the_chat_goes_on():
     first = rows("x", "--max-new-tokens", 8)[0]["text"]
     result = chat("x " * 2100, "x")
-    assert "not answered: input_ids: got a prompt of 2101 tokens, allowed: at most 2048" in result.stderr
+    told = "not answered: prompt: got 2101 tokens with max_new_tokens=8, allowed: 2048 tokens together"
+    assert told in result.stderr
     assert result.stdout == first + "\n"
 
 
 @pytest.mark.usefixtures("quick")
 def test_ctrl_c_stops_the_answer_and_keeps_the_chat(monkeypatch, pair):
-    generate = SpeculativeDecoder.generate
+    decode = OneRow.decode
     presses = [2]  # as many emissions before it is pressed
 
-    def interrupted(*args, on_emit, **kwargs):
+    def interrupted(self, request, on_emit):
         def emit(emission):
             on_emit(emission)
             presses[0] -= 1
             if presses[0] == 0:
                 signal.raise_signal(signal.SIGINT)
 
-        return generate(*args, on_emit=emit, **kwargs)
+        return decode(self, request, emit)
 
-    monkeypatch.setattr(SpeculativeDecoder, "generate", interrupted)
+    monkeypatch.setattr(OneRow, "decode", interrupted)
     result = chat("def f(x):", "/stats", "y", options=("--max-new-tokens", "8", "-k", "0", "--device", "cpu"))
     tokenizer = pair[2]
     ids = tokenizer("def f(x):").input_ids
-    part = tokenizer.decode(generate(SpeculativeDecoder(pair[0], None, 0), [ids], max_new_tokens=3).tokens[0])
+    part = tokenizer.decode(SpeculativeDecoder(pair[0], None, 0).generate([ids], max_new_tokens=3).tokens[0])
     assert result.stdout.startswith(part + "\n") and "(stopped)\n3 tokens in 3 steps" in result.stderr
     assert "1 answers, 3 tokens in 3 steps" in result.stderr  # /stats
     assert "8 tokens in 8 steps" in result.stderr  # the next answer
@@ -149,13 +153,13 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_chat(monkeypatch, pair):
 
 @pytest.mark.usefixtures("quick")
 def test_a_second_ctrl_c_stops_at_once(monkeypatch):
-    def interrupted(*args, on_emit, **kwargs):
+    def interrupted(self, request, on_emit):
         signal.raise_signal(signal.SIGINT)
         on_emit(Output(0, [5], [Producer.BONUS]))
         signal.raise_signal(signal.SIGINT)
 
     handler = signal.getsignal(signal.SIGINT)
-    monkeypatch.setattr(SpeculativeDecoder, "generate", interrupted)
+    monkeypatch.setattr(OneRow, "decode", interrupted)
     result = chat("x", "/stats")
     assert len(result.stdout) > 1 and "(stopped)" in result.stderr and "answers" not in result.stderr
     assert signal.getsignal(signal.SIGINT) == handler
@@ -173,6 +177,26 @@ def test_ctrl_c_between_answers(monkeypatch):
 
     monkeypatch.setattr(Talk, "take", once)
     assert "(/exit or Ctrl-D ends)" in chat("x", "/help").stderr and taken == ["x", "/help"]
+
+
+@pytest.mark.parametrize("drafter", ("model", "suffix"))
+def test_an_answer_reads_only_what_is_new(pair, drafter):
+    """Texts and counts are those of new caches. A text with more tokens than there is room for is read anew."""
+    target, draft, tokenizer = pair
+    decoder = SpeculativeDecoder(target, draft if drafter == "model" else None, 4)
+    row, said = OneRow(decoder, "coupled"), tokenizer("def f(x):").input_ids * GROWTH
+    prompt, lengths, reused = said[: CHUNK + 9], [], []
+    for turn, more in enumerate((CHUNK, GROWTH, 5, 5)):
+        request, told = Request(prompt, 6, SamplingParams(0.8), seed=turn, eos_token_id=[]), []
+        ours, new = row.decode(request, told.append), decoder.decode([request], "coupled")
+        (one,), (other,) = ours.sequences, new.sequences
+        assert one.tokens == other.tokens == [token for output in told for token in output.tokens]
+        assert (ours.stats.steps, ours.stats.accepted) == (new.stats.steps, new.stats.accepted)
+        assert ours.stats.seconds.keys() == new.stats.seconds.keys() and 0 < ours.stats.seconds["total"]
+        lengths.append(len(prompt))
+        reused.append(one.reused)
+        prompt = one.text + said[:more]
+    assert reused == [0, CHUNK, 0, (lengths[2] - 1) // CHUNK * CHUNK] and lengths[2] > GROWTH
 
 
 def test_a_conversation_forgets(template):

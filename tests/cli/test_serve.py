@@ -93,7 +93,9 @@ def test_defaults_of_drafting(pair):
         assert served.drafts_of("auto", rule, None) == DEFAULT_DRAFTS and DEFAULT_DRAFTS.fixed == 4
     assert served.drafts_of("3", "token", None) == 3
     assert served.drafts_of("auto", "coupled", 8) == TREE_DRAFTS
-    scheduling = CapacityOptions(rows=2, max_length=64, prefill_chunk=16, max_waiting=5).scheduling()
+    capacity = CapacityOptions(rows=2, max_length=64, prefill_chunk=16, max_waiting=5, prefix_reuse="rounding")
+    scheduling = capacity.scheduling()
+    assert "prefix_reuse" not in CapacityOptions().scheduling()
 
     def made(**changes):
         at, drafts = ModelOptions(machine=MachineOptions(device="cpu")), ServedDrafts(**changes)
@@ -104,6 +106,7 @@ def test_defaults_of_drafting(pair):
     assert lanes.rules == ["coupled", "token", "block"]
     scheduler = lanes._make("suffix", "token")
     assert scheduler.max_waiting == 5 and scheduler.max_length == 64 and len(scheduler.batch.rows) == 2
+    assert scheduler.batch.config.prefix_reuse == "rounding"
     memories = scheduler.decoder.drafter.drafter.memory
     assert memories is lanes._make("suffix", "coupled").decoder.drafter.drafter.memory and memories.max_owners == 1
     assert "none" not in made(tree=8).lanes.drafters

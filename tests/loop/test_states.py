@@ -61,7 +61,8 @@ def drained(batch: Batch, decoder: SpeculativeDecoder) -> tuple[list[Sequence], 
     while waiting or batch.live:
         free = [row for row, sequence in enumerate(batch.rows) if sequence is None]
         batch.add({row: waiting.pop(0) for row in free[: len(waiting)]})
-        batch.prefill(64)
+        while batch.prefilling:
+            batch.read_part()
         before = sum(len(s.tokens) for s in sequences)
         outputs = batch.step()
         late |= bool(batch.live) and not outputs and before == sum(len(s.tokens) for s in sequences)

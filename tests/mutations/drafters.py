@@ -31,7 +31,15 @@ MUTATIONS: list[Mutation] = [
         "python/specdec/drafters/model.py",
         "tests/serving/test_serving_faults.py",
         {
-            "drafter-leaves-a-row-as-it-was": ("                self.cache.begin(row)\n", "                pass\n"),
+            "drafter-leaves-a-row-as-it-was": (
+                "self.cache.begin(row, 0 if self.parts is None else self.parts.begin(row))",
+                "pass",
+            ),
+            "draft-models-state-is-copied": (
+                "0 if self.cache.recurrent else count",
+                "count",
+                "tests/serving/test_prefix_reuse.py -k anew",
+            ),
             "exit-catches-up": (
                 "        if self.is_shared:\n            return\n        # The host",
                 "        # The host",
@@ -60,17 +68,12 @@ MUTATIONS: list[Mutation] = [
         "tests/drafters/test_universal.py",
         {
             "universal-trusts-a-key-that-was-not-stored": ("known[b] + drafted[b][:-1]", "known[b] + drafted[b]"),
-            "universal-never-compares-again": ("self.translations[b].settled\n        return", "10**9\n        return"),
         },
     ),
     *mutations(
         "python/specdec/drafters/tree_growth.py",
         "tests/drafters/test_tree_growth.py -k 'probable or plain_heads or shape'",
         {
-            "growth-ranks-by-q-alone": (
-                "joint = self.joint[..., None] + torch.where(",
-                "joint = 0 * self.joint[..., None] + torch.where(",
-            ),
             "growth-sees-another-nodes-ancestors": (
                 "torch.cat((_rows(self.ancestors, parents), itself), 2)",
                 "torch.cat((_rows(self.ancestors, parents.flip(1)), itself), 2)",
@@ -95,7 +98,6 @@ MUTATIONS: list[Mutation] = [
                 "_best(scores[:, self.prefix] + log_q[:, depth, self.rank], nodes)",
                 "_best(log_q[:, depth, self.rank].where(scores[:, self.prefix] > -torch.inf, -torch.inf), nodes)",
             ),
-            "product-tree-with-too-few-pairs": ("min(nodes // (i + 1), ", "min(max(nodes // (i + 1) - 1, 1), "),
             "static-paths-of-the-first-marginal": ("tokens[:, self._depth, ", "tokens[:, 0 * self._depth, "),
         },
     ),
@@ -151,10 +153,6 @@ MUTATIONS: list[Mutation] = [
         "tests/drafters/test_head_formats.py -k 'official or specforge or speculators or two or tied or test_eagle or medusa'",
         {
             "eagle3-skips-fc": ("        return self.fc(states)", "        return states[..., : self.width]"),
-            "eagle3-norms-after-fc": (
-                "        if self.input_norm is not None:\n            states",
-                "        if False:\n            states",
-            ),
         },
     ),
     *mutations(
@@ -175,7 +173,6 @@ MUTATIONS: list[Mutation] = [
         "python/specdec/drafters/heads/mtp_nemotron.py",
         "tests/drafters/test_mtp_layouts.py",
         {
-            "mtp-blocks-in-reverse": ("for block in self:", "for block in reversed(list(self)):"),
             "mtp-projection-of-any-block": (" in _FIRST and block == 0", " in _FIRST"),
         },
     ),
@@ -213,6 +210,24 @@ MUTATIONS: list[Mutation] = [
                 "step.positions[:, : count - 1], ",
                 "tests/drafters/test_head_formats.py -k 'official or specforge or speculators or two or tied or test_eagle or medusa'",
             ),
+        },
+    ),
+    *mutations(
+        "python/specdec/drafters/heads/drafter.py",
+        "tests/serving/test_prefix_reuse.py -k head",
+        {
+            "head-keeps-what-another-token-followed": ("max(count - 1 - self.head.lookahead, 0)", "count"),
+            "head-keeps-what-steps-computed": ("again=self.window", "again=0"),
+        },
+    ),
+    *mutations(
+        "python/specdec/drafters/predicted.py",
+        "tests/serving/test_prefix_reuse.py -k predicted",
+        {
+            "predicted-model-hears-of-no-copies": (
+                "            self.other.copy_rows(sources, rows, count)",
+                "            pass",
+            )
         },
     ),
 ]

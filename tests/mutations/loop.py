@@ -13,6 +13,7 @@ DRAFTS = "tests/serving/test_draft_settings.py"
 TREES = "tests/loop/test_tree_step.py tests/loop/test_sampled_trees.py"
 SERVING = "tests/serving/test_serving_ends.py tests/serving/test_serving_faults.py tests/serving/test_scheduler.py"
 BUCKETS = "tests/serving/test_row_buckets.py"
+PREFIXES = "tests/serving/test_prefix_reuse.py"
 K = "tests/loop/test_draft_length.py"
 
 MUTATIONS: list[Mutation] = [
@@ -95,11 +96,6 @@ MUTATIONS: list[Mutation] = [
                 "statuses = statuses[columns : columns + allowed]",
                 "statuses = statuses[:allowed]",
                 "tests/serving/test_serving_faults.py tests/loop/test_decoder.py -k 'nan or fault'",
-            ),
-            "report-counts-siblings-that-were-not-tested": (
-                "== last) & counts).any(1)",
-                ">= last) & counts).any(1)",
-                TREES,
             ),
         },
     ),
@@ -195,20 +191,11 @@ MUTATIONS: list[Mutation] = [
                 "(live + reached) / (seconds[k] + reading)",
                 "reached / (seconds[k] + reading)",
             ),
-            "k-expects-that-all-drafts-are-found": (
-                "            chance *= found\n            seconds",
-                "            seconds",
-            ),
             "k-takes-the-time-of-a-step-for-that-of-what-was-asked": (
                 "self._of(rows).took(num_drafts, width, seconds)",
                 "self._of(rows).took(num_drafts, num_drafts, seconds)",
             ),
             "k-never-tries-again": ("            if self._pause <= 0:\n                self._resume(times)\n", ""),
-            "k-tries-without-a-budget": ("max(-self._balance / SHARE, least)", "0"),
-            "k-is-the-same-for-all-numbers-of-rows": (
-                "        if rows not in self._times:",
-                "        rows = 1\n        if rows not in self._times:",
-            ),
             "k-is-chosen-where-texts-depend-on-it": (
                 "return not text_depends",
                 "return True",
@@ -221,10 +208,6 @@ MUTATIONS: list[Mutation] = [
         LOG_PROBS,
         {
             "scores-take-the-last-of-equal-tokens": ("(size - index).int()", "(index + 1).int()"),
-            "scores-rank-equal-tokens-alike": (
-                "before = (logits > own) | ((logits == own) & (index < tokens[:, None]))",
-                "before = logits > own",
-            ),
         },
     ),
     *mutations(
@@ -250,6 +233,57 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
+        "python/specdec/loop/prefixes.py",
+        PREFIXES,
+        {
+            "prefix-has-the-last-token": (
+                "len(sequence.text) - 1, self._held(row))",
+                "len(sequence.text), self._held(row))",
+                f"{PREFIXES} -k last_token",
+            ),
+            "prefix-of-another-scope": (
+                " or self._scopes[row] != sequence.request.scope",
+                "",
+                f"{PREFIXES} -k scopes",
+            ),
+            "prefix-with-generated-tokens": (
+                "if self._reuse is not PrefixReuse.ROUNDING:",
+                "if self._reuse is None:",
+                f"{PREFIXES} -k warm_is_cold",
+            ),
+            "prefix-of-a-failed-text": (
+                " and sequence.finish_reason is not FinishReason.FAILED",
+                "",
+                f"{PREFIXES} -k failed",
+            ),
+            "prefix-that-was-not-read": (
+                "self._texts[row][: self._held(row)] if kept",
+                "self._texts[row] if kept",
+                f"{PREFIXES} -k cancelled",
+            ),
+            "prefix-of-the-row-that-moved-away": (
+                "            source = {row: free[0], free[0]: row}.get(source, source)\n",
+                "",
+                f"{PREFIXES} -k lone",
+            ),
+            "prefix-is-not-scored": (
+                " and sequence.request.prompt_log_probs is None",
+                "",
+                f"{PREFIXES} -k probabilities",
+            ),
+            "prefix-takes-a-long-texts-row": (
+                " and 2 * count >= self._held(source)",
+                "",
+                f"{PREFIXES} -k short_beginning",
+            ),
+        },
+    ),
+    *mutations(
+        "python/specdec/serving/server/plan.py",
+        "tests/serving/server/test_prefix_scopes.py",
+        {"server-ignores-salts": ("else owner, body.cache_salt)", "else owner, None)")},
+    ),
+    *mutations(
         "python/specdec/serving/scheduler.py",
         SERVING,
         {
@@ -258,8 +292,8 @@ MUTATIONS: list[Mutation] = [
                 "        if True:",
             ),
             "scheduler-reads-all-prompts-at-once": (
-                "self.batch.prefill(self.prefill_chunk)",
-                "self.batch.prefill(1 << 30)",
+                "while read < self.prefill_chunk and (",
+                "while (",
             ),
         },
     ),

@@ -64,10 +64,6 @@ MUTATIONS: list[Mutation] = [
                 "near_tie = gap is not None and gap <= bound",
                 "near_tie = gap is None or gap <= bound",
             ),
-            "near-tie-sees-no-early-end": (
-                "next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))",
-                "next((i for i, (a, b) in enumerate(pairs) if a != b), None)",
-            ),
         },
     ),
 ]

@@ -79,8 +79,8 @@ def test_cancelled_while_it_waits():
     assert run_and_cancel(lambda s, updates: True, number=4)[1].tokens == []
 
 
-def test_cancelled_while_its_row_waits_for_others_prompts():
-    cancelled, outcome = run_and_cancel(lambda s, updates: s.usage.prefilling > 1, number=2)
+def test_cancelled_while_a_row_is_free_and_another_prompt_is_read():
+    cancelled, outcome = run_and_cancel(lambda s, updates: in_prefill(s, updates) and None in s.batch.rows, number=2)
     assert (cancelled, outcome.finish_reason, outcome.tokens) == (True, FinishReason.CANCELLED, [])
 
 

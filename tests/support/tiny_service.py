@@ -19,7 +19,9 @@ MAX_LENGTH = 64
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 
 
-def tiny_service(tokenizer: Any, rows: int = 4, max_waiting: int = 256, **settings: Any) -> Service:
+def tiny_service(
+    tokenizer: Any, rows: int = 4, max_waiting: int = 256, prefill_chunk: int = 256, **settings: Any
+) -> Service:
     """Args:
     tokenizer: the embedded pair's.
     settings: those of ``ServerSettings``.
@@ -31,7 +33,8 @@ def tiny_service(tokenizer: Any, rows: int = 4, max_waiting: int = 256, **settin
 
     def make(drafter: str, rule: str) -> Scheduler:
         decoder = SpeculativeDecoder(target, drafters[drafter], 3)
-        return Scheduler(decoder, rows=rows, max_length=MAX_LENGTH, max_waiting=max_waiting, rule=rule)
+        own = {"rows": rows, "max_waiting": max_waiting, "prefill_chunk": prefill_chunk}
+        return Scheduler(decoder, max_length=MAX_LENGTH, rule=rule, **own)
 
     lanes = Lanes(make, list(drafters), ["coupled", "token"])
     return Service(NAME, tokenizer, lanes, ServerSettings(port=0, **settings))

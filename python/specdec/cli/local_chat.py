@@ -8,12 +8,13 @@ from ..decoder import SpeculativeDecoder
 from ..drafters.protocol import Drafter
 from ..drafters.suffix import SuffixMemory
 from ..loop.draft_length import AdaptiveDrafts
-from ..result import GenerationResult
+from ..loop.sequence import Request
 from ..stopping import StoppingCriteria, StopStrings
 from . import drafting, models
 from .conversation import Conversation
 from .drafters import HEAD, NAMES, is_head, nodes_of
 from .interrupt import stop_once
+from .one_row import OneRow
 from .show import Page, print_stats, print_troubles
 from .talk import ChatSettings, Talk, Totals, read_integer
 
@@ -46,6 +47,7 @@ class LocalTalk(Talk):
         super().__init__(settings, Conversation(loaded.tokenizer), own)
         self._models, self._memory = loaded, SuffixMemory()
         self._stopping = StopStrings(loaded.tokenizer, settings.stop) if settings.stop else None
+        self._row: OneRow | None = None  # of the decoder and the rule of the last answer
         self._use(settings.drafter or "model", settings.exit_layers, settings.tree)
 
     def _use(self, name: str, exit_layers: int | None, tree: int | None) -> None:
@@ -74,20 +76,14 @@ class LocalTalk(Talk):
             self._decoder = self._decoder_of(drafter, nodes)
         prompt = self.said.prompt(said)
         page = Page(self._models.tokenizer, "", prompt, s.verbose, s.stop, shows_prompt=False)
-        result: GenerationResult | None = None
+        rule, result = drafting.read_rule(s.rule, nodes), None
+        if self._row is None or (self._row.decoder, self._row.rule) != (self._decoder, rule):
+            self._row = OneRow(self._decoder, rule)
         with stop_once() as pressed:
+            stop, banned = StopOr(self._stopping, pressed), self._models.tail
+            asked = Request(prompt, s.max_new_tokens, s.params, s.seed, stop=stop, banned_tokens=banned)
             try:
-                result = self._decoder.generate(
-                    [prompt],
-                    None,
-                    s.max_new_tokens,
-                    s.params,
-                    s.seed,
-                    rule=drafting.read_rule(s.rule, nodes),
-                    banned_tokens=self._models.tail,
-                    stop=StopOr(self._stopping, pressed),
-                    on_emit=page.on_emit,
-                )
+                result = self._row.decode(asked, page.on_emit)
             except KeyboardInterrupt:
                 pass  # the part of the answer that was shown counts
         page.finish()
@@ -95,9 +91,10 @@ class LocalTalk(Talk):
         if result is None:
             return
         of = result.stats
+        (sequence,) = result.sequences
         self.totals.add(Totals(1, of.emitted, of.seconds["total"], of.steps, of.drafted, of.accepted, of.tested))
-        print_troubles(result.drafter_error, result.status)
-        print_stats(of, result.produced_by, s.verbose, with_speed=True, nodes=self._decoder.nodes)
+        print_troubles(result.drafter_error, [sequence.status])
+        print_stats(of, [sequence.produced_by], s.verbose, with_speed=True, nodes=self._decoder.nodes)
 
     def chosen(self) -> str:
         s, nodes, k = self.settings, self._nodes, self._num_drafts(self._nodes)

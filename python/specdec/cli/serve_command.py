@@ -35,16 +35,29 @@ class LogLevel(enum.StrEnum):
     ERROR = "error"
 
 
+class PrefixReuse(enum.StrEnum):
+    OFF = "off"
+    EXACT = "exact"
+    ROUNDING = "rounding"
+
+
 @dataclass(frozen=True)
 class CapacityOptions(SchedulingOptions):
     """Capacity"""
 
     rows: int | None = option(8, "Sequences that are decoded at a time, for each drafter and rule.")
     max_waiting: int = option(256, "Sequences that may wait for a row; others are answered 429.")
+    prefix_reuse: PrefixReuse | None = option(
+        None,
+        "What a prompt takes over of earlier ones that begin in the same way. exact: whole parts of --prefill-chunk, "
+        "which changes no text; rounding: also generated tokens, and near-ties may fall differently. Default: exact, "
+        "where the target can.",
+    )
 
     def scheduling(self) -> dict[str, Any]:
         check_counts(1, max_waiting=self.max_waiting)
-        return {**super().scheduling(), "max_waiting": self.max_waiting}
+        more = {} if self.prefix_reuse is None else {"prefix_reuse": self.prefix_reuse}
+        return {**super().scheduling(), "max_waiting": self.max_waiting, **more}
 
 
 @dataclass(frozen=True)
@@ -62,6 +75,9 @@ class AccessOptions:
     allowed_host: list[str] | None = option(
         None, "Another name of this server, of a proxy before it perhaps. Repeatable.", metavar="NAME"
     )
+    share_prefixes: bool = option(
+        False, "Let prompts take over what was read for other keys. Their senders can then tell what others sent."
+    )
     cors_origin: list[str] | None = option(
         None, "A web site whose pages may use the server: https://host. Repeatable.", metavar="ORIGIN"
     )
@@ -77,6 +93,7 @@ class AccessOptions:
             tuple(self.cors_origin or ()),
             **vars(limits),
             drain_seconds=operation.drain_seconds,
+            share_prefixes=self.share_prefixes,
         )
 
 

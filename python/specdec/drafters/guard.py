@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import torch
@@ -41,6 +41,10 @@ class GuardedSession:
     def needs_host(self) -> bool:
         """Whether a step needs what only the host knows."""
         return self._session is not None and self._session.needs_host
+
+    def copy_rows(self, sources: Sequence[int], rows: Sequence[int], count: int) -> None:
+        if (session := self._session) is not None:
+            self._guarded(lambda: session.copy_rows(sources, rows, count))
 
     def begin(self, prompts: Mapping[int, list[int]]) -> None:
         if (session := self._session) is not None:

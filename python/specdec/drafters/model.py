@@ -13,6 +13,7 @@ from specdec_kernels import DraftStep
 from ..checks import refuse
 from ..models.cached_model import CachedModel, Layout, computing_dtype
 from ..models.kv_cache import StaticKVCache
+from ..models.prompt_parts import PromptParts
 from ..models.reduced_head import reduced_ids
 from ..models.supported import cached_model
 from .drawing import Drawing
@@ -135,25 +136,42 @@ class ModelDraftSession(DraftSession):
         self.first = 1 if self.is_shared else 2
         self.cache = shared or self.model.new_cache(batch.size, batch.capacity, batch.most_drafts + 1)
         self.growth = Growth(drafter.growth, batch, self.d2t)
+        self.parts: PromptParts | None = None
+        if batch.prefill_chunk is not None:
+            self.parts = PromptParts(self.model.prefill_chunk, batch.prefill_chunk, batch.size)
+
+    def copy_rows(self, sources: Sequence[int], rows: Sequence[int], count: int) -> None:
+        if self.parts is None or self.is_shared:
+            return
+        self.parts.take(sources, rows, 0 if self.cache.recurrent else count)
+        self.cache.copy_rows(sources, rows, max(self.parts.held(row) for row in rows))
 
     def begin(self, prompts: Mapping[int, list[int]]) -> None:
         if not self.is_shared:
             for row in prompts:
-                self.cache.begin(row)
+                self.cache.begin(row, 0 if self.parts is None else self.parts.begin(row))
 
     def observe(self, texts: Mapping[int, list[int]], starts: Mapping[int, int]) -> None:
-        """Stores the keys of these texts up to the two last tokens, which are fed with the next drafts. Rows that are
-        neighbours are fed together."""
+        """Stores the keys of these texts up to the two last tokens, which are fed with the next drafts. Where texts are
+        not read each alone, in parts, rows that are neighbours are fed together."""
         if self.is_shared:
             return
         # The host may not know of the last steps with drafts, whose tokens a state contains.
         committed = self.cache.committed()
-        for rows in neighbours(texts):
+        for rows in neighbours(texts) if self.parts is None else [[row] for row in texts]:
             # A row has two tokens or more once a token was emitted; a prompt may have one, which is fed twice.
             known = [texts[row][: max(len(texts[row]) - 2, 0)] for row in rows]
             begin = [min(max(starts[row], committed[row]), len(text)) for row, text in zip(rows, known, strict=True)]
-            self.model.extend(self.cache, known, begin, rows[0])
+            if self.parts is None:
+                self.model.extend(self.cache, known, begin, rows[0])
+            else:
+                self._read_alone(rows[0], known[0], begin[0])
         self.batch.timer.lap("prefill")
+
+    def _read_alone(self, row: int, known: list[int], start: int) -> None:
+        assert self.parts is not None
+        start = min(max(start, self.parts.held(row)), len(known))
+        self.parts.read(row, start, len(known), lambda a, b: self.model.extend(self.cache, [known[:b]], [a], row))
 
     def propose(self, step: Step) -> Drafts:
         return self._tree(step) if self.batch.nodes else self._chain(step)

@@ -83,6 +83,10 @@ class PredictedSession(DraftSession):
     def needs_host(self) -> bool:  # type: ignore[override]  # it changes with the rows
         return bool(self.places or self._behind) or (self.other is not None and self.other.needs_host)
 
+    def copy_rows(self, sources: Sequence[int], rows: Sequence[int], count: int) -> None:
+        if self.other is not None:
+            self.other.copy_rows(sources, rows, count)
+
     def begin(self, prompts: Mapping[int, list[int]]) -> None:
         for row, prompt in prompts.items():
             self._forget(row)

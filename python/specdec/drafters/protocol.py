@@ -51,6 +51,7 @@ class BatchState:
     ends: list[frozenset[int]]  # the end-of-sequence tokens of each row's sequence; empty for a row without one
     predictions: list[Sequence[int]]  # tokens that each row's sequence is likely to emit; empty: nothing is predicted
     owners: list[Hashable]  # whose memory of earlier texts serves each row's sequence; None: nobody's
+    prefill_chunk: int | None = None  # each text is read alone, in parts of so many tokens; None: all at once
 
 
 @dataclass(frozen=True)
@@ -165,6 +166,12 @@ class DraftSession:
     """
 
     needs_host = True  # False: ``propose`` reads neither ``Step.texts`` nor ``seen``, so the device may run ahead
+
+    def copy_rows(self, sources: Sequence[int], rows: Sequence[int], count: int) -> None:
+        """Takes what it has stored of the first ``count`` tokens of the texts in the rows ``sources`` for the texts
+        that begin next in the rows ``rows``, and nothing else that is stored there. All is read before anything is
+        written. Called before ``begin`` for every text of a scheduler; a source may be the row itself, and ``count`` 0.
+        A session that stores nothing, or reads every text anew in ``begin``, need not do anything."""
 
     def begin(self, prompts: Mapping[int, list[int]]) -> None:
         """Begins new sequences with these prompts in these rows, whose previous sequences have ended."""

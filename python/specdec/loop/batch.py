@@ -22,6 +22,7 @@ from ..drafters.guard import GuardedSession
 from ..drafters.protocol import BatchState, Drafter
 from ..models.cached_model import CachedModel
 from ..models.kv_cache import visible_slots
+from ..models.prompt_parts import PromptParts
 from ..result import FinishReason
 from ..sampling.processors import Processors
 from ..sampling.token_table import HostTable
@@ -29,6 +30,7 @@ from ..stats import Timer
 from .draft_length import FixedK, RowResult
 from .graphs import StepGraphs
 from .log_probs import MAX_TOP
+from .prefixes import Prefixes, PrefixReuse
 from .report import PendingReport, StepResult, StepTimer
 from .rows import RowBuckets, Rows
 from .sequence import Output, Sequence
@@ -37,7 +39,7 @@ from .step import AcceptRule, SpeculativeLoop
 
 @dataclass(frozen=True)
 class BatchConfig:
-    """The settings of a batch, which are independent of each other.
+    """The settings of a batch, which are independent of each other, but for the last one.
 
     Attributes:
         num_drafts: chooses K.
@@ -48,6 +50,8 @@ class BatchConfig:
         logits: whether the target's logits are recorded for every emitted token.
         async_scheduling: whether the device may be one step ahead of the host.
         graphs: runs a step as one CUDA graph; None: no graphs.
+        prefill_chunk: prompts are read one at a time, in parts of so many tokens; None: all at once.
+        prefix_reuse: what such prompts take over from earlier ones.
     """
 
     target: CachedModel
@@ -62,6 +66,8 @@ class BatchConfig:
     logits: bool = False
     async_scheduling: bool = False
     graphs: StepGraphs | None = None
+    prefill_chunk: int | None = None
+    prefix_reuse: PrefixReuse = PrefixReuse.OFF
 
 
 class _Launched(NamedTuple):
@@ -82,8 +88,8 @@ class Batch:
     edits rows between steps. If the next step does not need the host (``runs_ahead``), the host may read a report one
     step late.
 
-    A row is given to a sequence (``add``), whose prompt is then read (``prefill``). From then on the sequence takes
-    part in steps, until it ends and leaves the row.
+    A row is given to a sequence, whose prompt is then read: of all at once (``add``, ``prefill``), or of one after the
+    other (``admit``, ``read_part``). From then on the sequence takes part in steps, until it ends and leaves the row.
 
     Attributes:
         steps, draft_forwards: forwards of target and draft so far.
@@ -109,6 +115,7 @@ class Batch:
             ends=[frozenset()] * size,
             predictions=[()] * size,
             owners=[None] * size,
+            prefill_chunk=config.prefill_chunk,
         )
         self.device_rows = Rows(size, capacity, most, config.nodes, config.max_eos, device)
         self.table = HostTable(size, config.max_eos, device)
@@ -126,6 +133,9 @@ class Batch:
         self._buckets: RowBuckets | None = None
         if config.num_drafts.adapts and not target.is_compiled:
             self._buckets = RowBuckets(size, 4 if config.graphs is not None else 2)
+        self.parts = PromptParts(target.prefill_chunk, config.prefill_chunk or capacity, size)
+        own = self.rows, self.state.target_cache, self.parts, self.session, self._show
+        self.prefixes = Prefixes(config.prefix_reuse, *own, lowest=self._buckets is not None)
         self._unread: deque[Sequence] = deque()  # have a row, and their prompts are not read yet
         self._pending: deque[_Launched] = deque()
         self._outputs: list[Output] = []
@@ -159,29 +169,35 @@ class Batch:
             self.rows[row] = sequence
             self._unread.append(sequence)
 
-    def prefill(self, tokens: int | None = None) -> None:
-        """Reads prompts, and begins the sequences whose prompts are read.
+    def admit(self, sequence: Sequence) -> None:
+        """Gives a free row to a sequence, with what the rows hold of its prompt's beginning. The prompts of all others
+        should have been read, since they may begin in the same way."""
+        try:
+            self.add({self.prefixes.place(sequence): sequence})
+        except Exception as error:  # memory for the copy, perhaps
+            sequence.fail(error)
+            self.finish(sequence)
 
-        Args:
-            tokens: reads prompts one at a time, the earliest first, in parts of so many tokens, until at least so many
-                were read. What is stored then depends on the prompt alone, and an error ends its sequence alone. None:
-                reads all prompts at once; an error is raised.
-        """
-        if tokens is None:
-            self._read_together()
-        else:
-            read = 0
-            while self._unread and read < tokens:
-                sequence = self._unread[0]
-                try:
-                    read += max(self._read_part(sequence, tokens), 1)
-                except Exception as error:  # from the forward of this prompt alone
-                    sequence.fail(error)
-                    self.finish(sequence)
+    def read_part(self) -> int:
+        """Reads the next part of the prompt that was admitted first, alone, and begins its sequence after the last one.
+        An error ends this sequence alone. Returns how many tokens were read."""
+        sequence = self._unread[0]
+        try:
+            count = self._read_part(sequence)
+        except Exception as error:  # from the forward of this prompt alone
+            sequence.fail(error)
+            self.finish(sequence)
+            count = 0
+        self.timer.lap("prefill")
+        return count
+
+    def prefill(self) -> None:
+        """Reads all prompts at once, and begins their sequences. All rows of the batch must have been added. An error
+        is raised."""
+        self._read_together()
         self.timer.lap("prefill")
 
     def _read_together(self) -> None:
-        """All rows of the batch must have been added."""
         sequences = list(self._unread)
         if not sequences:
             return
@@ -195,21 +211,20 @@ class Batch:
         self.config.target.prefill(self.state.target_cache, prompts, score if scored else None)
         self._begin(sequences)
 
-    def _read_part(self, sequence: Sequence, most: int) -> int:
+    def _read_part(self, sequence: Sequence) -> int:
         """Reads the next part of a prompt, and returns its number of tokens. Its bounds, and so its keys, depend on the
         prompt alone."""
-        cache, text, done = self.state.target_cache, sequence.text, sequence.stored
-        row, end = self.rows.index(sequence), min(done + most, len(text) - 1)
-        if done == 0:
-            cache.begin(row)
-        if end > done:
-            scored = sequence.request.prompt_log_probs is not None
-            on_logits = (lambda _, *fed: sequence.score_prompt(*fed)) if scored else None
-            self.config.target.extend(cache, [text[:end]], [done], row, on_logits)
+        extend, cache, text = self.config.target.extend, self.state.target_cache, sequence.text
+        row, start = self.rows.index(sequence), sequence.stored
+        end = self.parts.end_of(start, len(text) - 1)
+        if sequence.request.prompt_log_probs is None:
+            self.parts.read(row, start, end, lambda a, b: extend(cache, [text[:b]], [a], row))
+        elif end > start:  # in smaller forwards, so no other prompt can have what they store
+            extend(cache, [text[:end]], [start], row, lambda _, *fed: sequence.score_prompt(*fed))
         sequence.stored = end
         if end == len(text) - 1:
             self._begin([sequence])
-        return end - done
+        return end - start
 
     def _begin(self, sequences: list[Sequence]) -> None:
         """Lets sequences whose prompts are stored take part in steps."""
@@ -241,6 +256,7 @@ class Batch:
 
     def _leave(self, row: int) -> None:
         """Empties the row of a sequence that has ended."""
+        self.prefixes.leave(row)
         sequence, self.rows[row] = self.rows[row], None
         assert sequence is not None
         if sequence in self._unread:
@@ -443,6 +459,12 @@ class Batch:
         for sequence in unseen.values():
             sequence.unseen = None
         self.config.num_drafts.caught_up(perf_counter() - started)
+
+    def _show(self, row: int) -> None:
+        """Shows the drafter what it has not seen of a row's text, if it drafts for this row at all."""
+        sequence = self.rows[row]
+        if sequence is not None and sequence.may_draft and self.session is not None and self.session.alive:
+            self._observe([int(other == row) for other in range(len(self.rows))])
 
     # ---- reports -------------------------------------------------------------------------------------------
 

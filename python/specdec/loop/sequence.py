@@ -57,6 +57,8 @@ class Request:
             drafts do.
         owner: whose earlier texts may serve this request, and whom this one may serve later: the memory of a
             ``SuffixDrafter`` with ``SuffixMemories``. Any hashable value; None: nobody's, and no memory is used.
+        scope: whose prompts a scheduler's ``prefix_reuse`` may take beginnings from: those with an equal value. A hit
+            can be told by the time to the first token, so what must not know of each other needs different ones.
 
     Example:
         >>> from specdec import Request, SamplingParams, Scheduler, SpeculativeDecoder, load_embedded_pair
@@ -87,6 +89,7 @@ class Request:
     report_drafts: bool = False
     prediction: abc.Sequence[int] | None = None
     owner: Hashable = None
+    scope: Hashable = None
 
 
 class Output(NamedTuple):
@@ -124,6 +127,7 @@ class Sequence:
         status: Status.OK, or what went wrong with the sequence's logits.
         exception: what ended it, if an exception did.
         stored: tokens of the prompt that the target's cache holds, while the prompt is read.
+        reused: how many of these were not read, as an earlier text began with them; None: this was not looked for.
         may_draft: False: its request asks for no drafts, or its drafter has failed.
         unseen: None: the drafter has seen the text. Otherwise it missed tokens, in steps without drafts, and has seen
             at least so many.
@@ -148,6 +152,7 @@ class Sequence:
     finish_reason: FinishReason | None = None
     exception: BaseException | None = None
     stored: int = 0
+    reused: int | None = None
     may_draft: bool = True
     unseen: int | None = 0
     _prompt_scores: dict[int, torch.Tensor] = field(default_factory=dict)  # by the first token's position
@@ -176,10 +181,11 @@ class Sequence:
             refuse("report_drafts", repr(r.report_drafts), "True or False")
         if r.num_drafts is not None and read_count("num_drafts", r.num_drafts) > most_drafts:
             refuse("num_drafts", r.num_drafts, f"None, or 0 to {most_drafts}")
-        try:
-            hash(r.owner)
-        except TypeError:
-            refuse("owner", f"a {type(r.owner).__name__}", "None, or a hashable value")
+        for name, value in (("owner", r.owner), ("scope", r.scope)):
+            try:
+                hash(value)
+            except TypeError:
+                refuse(name, f"a {type(value).__name__}", "None, or a hashable value")
         read_seeds(r.seed, 1, torch.device("cpu"))
         wanted = r.log_probs or r.top_log_probs is not None
         return cls(

@@ -142,17 +142,32 @@ class StaticKVCache(Cache):
         what the host waits for the device to know."""
         return self._committed.tolist() if self.recurrent else [0] * self._writer.batch_size
 
-    def begin(self, row: int) -> None:
-        """Prepares ``row`` for a new sequence. Keys and values of the row's previous sequence become zero, since a NaN
-        among them would spoil the new one: masked slots have weight 0, but 0 times NaN is NaN."""
+    def begin(self, row: int, kept: int = 0) -> None:
+        """Prepares ``row`` for a new sequence, whose first ``kept`` tokens are stored there. Other keys and values of
+        the row's previous sequence become zero, since a NaN among them would spoil the new one: masked slots have
+        weight 0, but 0 times NaN is NaN."""
         if row not in self._used_rows:
             self._used_rows.add(row)
             return
         self._committed[row] = 0
         for layer in self.layers:
             if layer.is_initialized:
-                layer.keys[row].zero_()
-                layer.values[row].zero_()
+                layer.keys[row, :, kept:].zero_()
+                layer.values[row, :, kept:].zero_()
+
+    def copy_rows(self, sources: Sequence[int], rows: Sequence[int], count: int) -> None:
+        """Copies what is stored of the first ``count`` tokens in the rows ``sources`` to the rows ``rows``. All is read
+        before anything is written. The states of recurrent layers are not copied: a state is that of one length."""
+        if count == 0 or list(sources) == list(rows):
+            return
+        self._used_rows.update(rows)
+        stored = [states[:, :, :count] for states in self.storage()]
+        if self.features is not None:
+            stored += [self.features.features[:, :count], self.features.tokens[:, :count]]
+        for states in stored:
+            taken = [states[source].clone() for source in sources]
+            for row, own in zip(rows, taken, strict=True):
+                states[row].copy_(own)
 
     def show(self, mask: torch.Tensor, columns: int) -> None:
         """Sets how many slots the next forward of so many tokens sees, and leaves the slots to which it writes as they

@@ -11,8 +11,10 @@ import torch
 from ..checks import read_count, refuse
 from ..decoder import SpeculativeDecoder
 from ..loop.batch import Batch
+from ..loop.prefixes import PrefixReuse
 from ..loop.sequence import Output, Request, Sequence
 from ..loop.step import AcceptRule
+from ..models.cached_model import CachedModel
 from ..prompts import read_eos
 from ..result import FinishReason
 
@@ -67,6 +69,11 @@ class Scheduler:
             tokens, so it bounds the time by which a long prompt delays the other rows.
         max_waiting: the most requests that may wait for a row.
         rule: as in ``generate``, for all requests.
+        prefix_reuse: "off", "exact" or "rounding" (``specdec.loop.prefixes.PrefixReuse``): what a prompt takes over of
+            earlier texts of its ``scope`` that a row still holds, instead of reading it. Exact: full parts of
+            ``prefill_chunk`` tokens of prompts, which changes nothing but the time. Rounding: all tokens, also
+            generated ones; where the target has a near-tie, the text may then be another one. None: exact, and off for
+            a target with recurrent layers, since a state cannot be cut.
         async_scheduling: let the device run one step ahead of the host, so that it does not wait for reports, while no
             setting needs the host before a step (stop strings do not). The texts are the same.
 
@@ -99,6 +106,7 @@ class Scheduler:
         max_waiting: int = 1024,
         rule: str | AcceptRule | None = None,
         async_scheduling: bool = False,
+        prefix_reuse: str | None = None,
     ):
         for name, value in (("prefill_chunk", prefill_chunk), ("max_waiting", max_waiting)):
             read_count(name, value, 1)
@@ -108,7 +116,13 @@ class Scheduler:
         self.max_eos = max(MAX_EOS, len(read_eos(None, target.model)))
         self.rule = decoder.read_rule(rule)
         config = decoder.batch_config(
-            self.budget.rows, self.budget.capacity, self.rule, self.max_eos, async_scheduling=async_scheduling
+            self.budget.rows,
+            self.budget.capacity,
+            self.rule,
+            self.max_eos,
+            async_scheduling=async_scheduling,
+            prefill_chunk=prefill_chunk,
+            prefix_reuse=_read_reuse(prefix_reuse, target),
         )
         with torch.inference_mode():
             self.batch = Batch(config)
@@ -249,8 +263,7 @@ class Scheduler:
             raise RuntimeError("step: called by what a step calls")
         self._stepping = True
         try:
-            self._fill_rows()
-            self.batch.prefill(self.prefill_chunk)
+            self._read_prompts()
             before, live = self.batch.steps, self.batch.live
             outputs = self.batch.step()
             self._busy_rows += live * (self.batch.steps - before)
@@ -261,13 +274,27 @@ class Scheduler:
             self._to_cancel.clear()
         return outputs
 
-    def _fill_rows(self) -> None:
-        """Gives free rows to waiting requests, in order. A row has room for every request that was taken."""
-        for row, sequence in enumerate(self.batch.rows):
-            if sequence is None and self._waiting:
-                self.batch.add({row: self._waiting.popleft()})
+    def _read_prompts(self) -> None:
+        """Reads about ``prefill_chunk`` tokens of prompts, in order. A request gets a row once those before it have
+        been read, since it may begin as they do. A row has room for every request that was taken."""
+        batch, read = self.batch, 0
+        while read < self.prefill_chunk and (batch.prefilling or self._waiting and None in batch.rows):
+            if not batch.prefilling:
+                batch.admit(self._waiting.popleft())
+            if batch.prefilling:
+                read += max(batch.read_part(), 1)
 
     def close(self) -> None:
         """Cancels all requests; their last outputs come with the next step."""
         for sequence in [*self._waiting, *(s for s in self.batch.rows if s is not None)]:
             self.cancel(sequence.number)
+
+
+def _read_reuse(given: str | None, target: CachedModel) -> PrefixReuse:
+    allowed = ["off"] if target.recurrent else [str(mode) for mode in PrefixReuse]
+    if given is None:
+        return PrefixReuse.OFF if target.recurrent else PrefixReuse.EXACT
+    if given not in allowed:
+        told = f", for model type {target.config.model_type!r}, whose state cannot be cut" if target.recurrent else ""
+        refuse("prefix_reuse", repr(given), f"None, {', '.join(allowed)}{told}")
+    return PrefixReuse(given)

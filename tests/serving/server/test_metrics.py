@@ -174,7 +174,8 @@ def test_what_vllms_benchmark_adds_up(within, service):
 def test_steps_that_come_together_all_count(within, service):
     async def run(client):
         measured = service.metrics.begin(await service.lanes.get(), prompt_tokens=7)
-        steps = [Output(0, [5, 6], [Producer.ACCEPTED, Producer.RECOVERED], drafted=n) for n in (2, 3)]
+        text = SimpleNamespace(reused=4)
+        steps = [Output(text, [5, 6], [Producer.ACCEPTED, Producer.RECOVERED], drafted=n) for n in (2, 3)]
         measured.delivered(steps[:1])
         measured.delivered(steps)
         return await scrape(client)
@@ -182,6 +183,7 @@ def test_steps_that_come_together_all_count(within, service):
     value = within(run)
     assert value("vllm:generation_tokens_total") == 6 and value("vllm:spec_decode_num_draft_tokens_total") == 2 + 2 + 3
     assert value("vllm:spec_decode_num_accepted_tokens_total") == 3 and value("vllm:prompt_tokens_total") == 7
+    assert value("vllm:prefix_cache_queries_total") == 7 and value("vllm:prefix_cache_hits_total") == 4
     for name in ("inter_token_latency", "time_per_output_token"):  # one delivery after the first
         assert value(f"vllm:{name}_seconds_count") == 1
 
@@ -192,7 +194,8 @@ def test_a_step_that_fails_has_drafts_but_no_tokens(within, service):
         stats = Stats.empty(4)
         measured = service.metrics.begin(lane, prompt_tokens=7)
         stats.record(drafted=2, tested=2, accepted=1, emitted=2, draft_forwards=4)
-        measured.delivered([Output(0, [5, 6], [Producer.ACCEPTED, Producer.RECOVERED], drafted=2)])
+        text = SimpleNamespace(reused=None)
+        measured.delivered([Output(text, [5, 6], [Producer.ACCEPTED, Producer.RECOVERED], drafted=2)])
         stats.record(drafted=3, tested=0, accepted=0, emitted=0, draft_forwards=4)
         measured.ended(SimpleNamespace(stats=stats, prompt_log_probs=None), "error")
         return await scrape(client)

@@ -45,7 +45,7 @@ OF_UNIONS = {
 EXTENSIONS = {
     *("top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos", "skip_special_tokens"),
     *("include_stop_str_in_output", "spaces_between_special_tokens", "prompt_logprobs", "add_special_tokens"),
-    *("drafter", "rule", "num_drafts", "specdec"),
+    *("cache_salt", "drafter", "rule", "num_drafts", "specdec"),
 }
 
 

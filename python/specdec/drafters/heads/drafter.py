@@ -12,6 +12,7 @@ from ...models.cached_model import PREFILL_TOKENS, CachedModel, Layout
 from ...models.features import tapped
 from ...models.kv_cache import visible_slots
 from ...models.prefill import PrefillChunk
+from ...models.prompt_parts import PromptParts
 from ..drawing import Drawing
 from ..model import neighbours
 from ..product_tree import ProductTrees
@@ -107,38 +108,59 @@ class HeadDraftSession(DraftSession):
         self.window = max(batch.most_drafts, self.head.lookahead) + 1
         self.chunk = PrefillChunk(PREFILL_TOKENS)
         self.growth = Growth(drafter.growth, batch, self.head.d2t)
+        self.parts: PromptParts | None = None
+        if batch.prefill_chunk is not None:
+            self.parts = PromptParts(self.chunk, batch.prefill_chunk, size)
         self.trees: ProductTrees | None = None
         if batch.nodes and self.head.independent:
             most = min(batch.most_drafts, self.head.most_drafts or batch.most_drafts)
             self.trees = ProductTrees(batch, most, self.store.tokens.device, drafter.choices)
 
+    def copy_rows(self, sources: Sequence[int], rows: Sequence[int], count: int) -> None:
+        """The features are copied with the target's keys."""
+        if self.parts is None or self.head.reads_target_cache:
+            return
+        # What a head stores of a token depends on the tokens after it, of which the text may have others.
+        self.parts.take(sources, rows, max(count - 1 - self.head.lookahead, 0))
+        self.cache.copy_rows(sources, rows, max(self.parts.held(row) for row in rows))
+
     def begin(self, prompts: Mapping[int, list[int]]) -> None:
         if self.head.reads_target_cache:
             return
         for row in prompts:
-            self.cache.begin(row)
+            self.cache.begin(row, 0 if self.parts is None else self.parts.begin(row))
 
     def observe(self, texts: Mapping[int, list[int]], starts: Mapping[int, int]) -> None:
         """Reads these texts as far as the target has, which is all but the last token."""
         if self.head.num_layers == 0:
             return
-        for rows in neighbours(texts):
-            # Of the tokens that it has seen, the last may have been drafts, read with guessed features.
-            begin = [max(starts[row] - self.window, 0) for row in rows]
-            self._read(begin, [texts[row] for row in rows], rows[0])
+        # Of the tokens that it has seen, the last may have been drafts, read with guessed features.
+        begin = {row: max(starts[row] - self.window, 0) for row in texts}
+        if self.parts is None:
+            for rows in neighbours(texts):
+                own = [texts[row] for row in rows]
+                self._read([begin[row] for row in rows], own, rows[0], max(map(len, own)) - 1)
+        else:
+            for row, text in texts.items():
+                self._read_alone(self.parts, row, text, begin[row])
         self.batch.timer.lap("prefill")
 
-    def _read(self, begin: list[int], texts: list[list[int]], first_row: int) -> None:
+    def _read_alone(self, parts: PromptParts, row: int, text: list[int], start: int) -> None:
+        start = min(max(start, parts.held(row)), len(text) - 1)
+        # Each step computes the last ones once more.
+        parts.read(row, start, len(text) - 1, lambda a, b: self._read([a], [text], row, b), again=self.window)
+
+    def _read(self, begin: list[int], texts: list[list[int]], first_row: int, stop: int) -> None:
+        """Reads what comes before ``stop``."""
         device = self.store.tokens.device
         starts = torch.tensor(begin, device=device)
         end = torch.tensor([len(text) - 1 for text in texts], device=device)
         last = torch.tensor([text[-1] for text in texts], device=device)
-        longest = max(len(text) - 1 for text in texts)
-        columns, first = longest - min(begin), 0
+        columns, first = stop - min(begin), 0
 
         def feed(count: int) -> int:
             places = (starts + first)[:, None] + torch.arange(count, device=device)
-            visible = visible_slots(longest, self.cache.capacity)
+            visible = visible_slots(stop, self.cache.capacity)
             rows = known_rows(self.store, places, end, last, visible, first_row, self.head.lookahead)
             self.head.read(rows, self.cache)
             return first + count

@@ -169,16 +169,24 @@ class Answer:
     def _totals(self) -> dict[str, Any]:
         ended = [text.ended for text in self._texts if text.ended is not None]
         return {
-            "usage": usage(self._plan.prompt_tokens, ended),
+            "usage": usage(self._plan.prompt_tokens, cached_tokens(self._plan, self._texts), ended),
             "metrics": speculative_metrics(ended, self._plan.lane.most_drafts),
         }
+
+
+def cached_tokens(plan: Plan, texts: Sequence[DecodedText]) -> int:
+    """How many tokens of the prompts were not read. A prompt counts once: its further choices take over the first's."""
+    firsts = [text.ended for text in texts[:: plan.copies]]
+    return sum(text.reused or 0 for text in firsts if text is not None)
 
 
 def logged(plan: Plan, texts: Sequence[DecodedText], stream: bool) -> dict[str, Any]:
     """What the log has of a request that has ended: counts and kinds of errors, and nothing that was said."""
     ended = [text.ended for text in texts if text.ended is not None]
-    counts = usage(plan.prompt_tokens, ended)
+    cached = cached_tokens(plan, texts)
+    counts = usage(plan.prompt_tokens, cached, ended)
     facts = {name: counts[name] for name in ("prompt_tokens", "completion_tokens")}
+    facts["cached_tokens"] = cached
     facts["accepted_tokens"] = counts["completion_tokens_details"]["accepted_prediction_tokens"]
     facts |= {"drafter": plan.lane.drafter, "rule": plan.lane.rule, "stream": stream}
     facts["finish"] = sorted({text.finish_reason for text in texts if text.ended is not None})

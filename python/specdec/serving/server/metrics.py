@@ -43,6 +43,8 @@ _COUNTERS = (  # of LaneMetrics
     ("vllm:spec_decode_num_accepted_tokens", "Accepted drafts.", lambda lane: sum(lane.accepted_by_position)),
     ("vllm:prompt_tokens", "Tokens of prompts that were read.", lambda lane: lane.prompt_tokens),
     ("vllm:generation_tokens", "Generated tokens.", lambda lane: lane.generated),
+    ("vllm:prefix_cache_queries", "Tokens of prompts of which rows may hold a beginning.", lambda lane: lane.looked_up),
+    ("vllm:prefix_cache_hits", "Those of them that were taken over, and not read.", lambda lane: lane.reused),
 )
 _BY_POSITION = ("vllm:spec_decode_num_accepted_tokens_per_pos", "Accepted drafts by their place, from 0.")
 _ANSWERS = ("specdec:answers", "Answers by route and status of HTTP; route none: other paths, and refused connections.")
@@ -161,6 +163,7 @@ class LaneMetrics:
     def __init__(self, all: Metrics, labels: tuple[str, str, str, str], most_drafts: int):
         self.labels, of = labels, labels[: len(_LABELS)]
         self.steps_with_drafts = self.drafted = self.prompt_tokens = self.generated = 0
+        self.looked_up = self.reused = 0
         self.accepted_by_position = [0] * most_drafts
         self.texts_ended = dict.fromkeys(("stop", "length", "abort", "error"), 0)
         self.first, self.between = all.first.labels(*of), all.between.labels(*of)
@@ -184,6 +187,9 @@ class RequestMetrics:
             self._first = now
             lane.first.observe(now - self._begun)
             lane.prompt_tokens += self._prompt_tokens
+            if (reused := steps[0].sequence.reused) is not None:
+                lane.looked_up += self._prompt_tokens
+                lane.reused += reused
         else:
             lane.between.observe(now - self._last)
         self._last = now

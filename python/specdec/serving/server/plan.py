@@ -72,6 +72,11 @@ class Plan:
     def prompt_tokens(self) -> int:
         return sum(len(prompt.tokens) for prompt in self.prompts)
 
+    @property
+    def copies(self) -> int:
+        """The choices of each prompt."""
+        return len(self.requests) // len(self.prompts)
+
     def renamed(self, error: ApiError) -> ApiError:
         """An error about a field of a ``Request``, with the client's name for it."""
         name = error.param or ""
@@ -180,6 +185,7 @@ async def _plan(service: Service, body: GenerationBody, asked: EndpointRequest, 
     copies = body.n or 1
     # The copies of a prompt have the seeds that they have if it is the only one. Seeds that are drawn are not shared.
     seeds = [body.seed if body.seed is not None else secrets.randbelow(2**53) for _ in asked.prompts]
+    scope = (None if service.settings.share_prefixes else owner, body.cache_salt)
     requests, cuts = [], []
     for prompt, seed in zip(asked.prompts, seeds, strict=True):
         new = _new_tokens(lane, len(prompt.tokens), asked)
@@ -203,6 +209,7 @@ async def _plan(service: Service, body: GenerationBody, asked: EndpointRequest, 
                     num_drafts=body.num_drafts,
                     prediction=prediction,
                     owner=owner,
+                    scope=scope,
                     report_drafts=body.specdec is not None and body.specdec.steps is True,
                 )
             )

@@ -151,6 +151,7 @@ class GenerationBody(Strict):
     skip_special_tokens: Annotated[Any, _only(True)] = None
     spaces_between_special_tokens: Annotated[Any, _only(True)] = None
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_TOP)
+    cache_salt: str | None = Field(None, min_length=1, max_length=1024)
 
     # ours
     drafter: str | None = None

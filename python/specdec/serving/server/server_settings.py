@@ -26,6 +26,8 @@ class ServerSettings:
         header_seconds, body_seconds: by when the whole head of a request is there, and its whole body after that.
         write_seconds: by when a client has taken what was sent to it; a streamed text is sent piece by piece.
         idle_seconds: how long a connection stays open between two requests.
+        share_prefixes: whether a prompt may take over what was read of prompts that came with other keys. Who sends
+            one then can tell by the time whether others sent its beginning.
         drain_seconds: how long open requests may continue after the first signal to end, >= 0.
 
     Raises:
@@ -45,6 +47,7 @@ class ServerSettings:
     write_seconds: float = 30.0
     idle_seconds: float = 60.0
     drain_seconds: float = 30.0
+    share_prefixes: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 65536:

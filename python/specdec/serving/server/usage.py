@@ -9,11 +9,12 @@ from ...loop.sequence import Sequence as Decoded
 from ...stats import Stats
 
 
-def usage(prompt_tokens: int, texts: Sequence[Decoded]) -> dict[str, Any]:
+def usage(prompt_tokens: int, cached_tokens: int, texts: Sequence[Decoded]) -> dict[str, Any]:
     """OpenAI's ``usage``. All tokens that were generated count, those that a stop string cut off, too.
 
     Args:
         prompt_tokens: of all prompts; one that has several choices counts once.
+        cached_tokens: how many of these were taken over from earlier prompts.
     """
     generated = sum(len(text.tokens) for text in texts)
     accepted = sum(text.stats.accepted for text in texts)
@@ -28,7 +29,7 @@ def usage(prompt_tokens: int, texts: Sequence[Decoded]) -> dict[str, Any]:
             "reasoning_tokens": 0,
             "audio_tokens": 0,
         },
-        "prompt_tokens_details": {"cached_tokens": 0, "audio_tokens": 0},
+        "prompt_tokens_details": {"cached_tokens": cached_tokens, "audio_tokens": 0},
     }
 
 
