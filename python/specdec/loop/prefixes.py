@@ -71,6 +71,7 @@ class Prefixes:
             row = min(free, key=lambda row: self._used[row] if self._held(row) else 0)
         if count > 0 and self._rows[source] is not None:
             self._show(source)
+            count = min(count, self._held(source))  # its sequence may have failed, as was read just now
         if self._lowest and row != free[0]:
             source = {row: free[0], free[0]: row}.get(source, source)
             row = self._exchange(row, free[0])
