@@ -41,7 +41,7 @@ def specdec_rounds(path: str) -> Callable[[], object]:
 
 
 def transformers(path: str) -> Callable[[], object]:
-    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype="auto")
+    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype="auto", use_safetensors=True, trust_remote_code=False)
     return lambda: model.generate(torch.tensor([PROMPT]), max_new_tokens=NEW, do_sample=False, pad_token_id=0)
 
 

@@ -113,7 +113,7 @@ def test_what_depends_on_numbers_is_not_recorded(forward):
 
 def test_inputs_that_are_one_tensor_stay_two_inputs():
     x, y = torch.tensor([1.0, 2.0]), torch.tensor([5.0, 7.0])
-    _, (bind, _) = record(lambda a, b: a - 2 * b, [], x, x)
+    _, (bind, *_) = record(lambda a, b: a - 2 * b, [], x, x)
     assert bind()(x, y).tolist() == [-9.0, -12.0]
 
 
@@ -149,7 +149,7 @@ def test_results_are_freed_when_no_call_needs_them():
             x = x * 2
         return x
 
-    _, (bind, _) = record(forward, [], torch.ones(4))
+    _, (bind, *_) = record(forward, [], torch.ones(4))
     assert bind().__code__.co_varnames == ("x0", "v0")
     assert bind()(torch.ones(4)).tolist() == [512.0] * 4
 
