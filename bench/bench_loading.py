@@ -83,7 +83,9 @@ def main(
     rows = list[dict[str, object]]()
     with tempfile.TemporaryDirectory() as made:
         half = Path(made, "bfloat16")
-        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).save_pretrained(half)
+        AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.bfloat16, use_safetensors=True, trust_remote_code=False
+        ).save_pretrained(half)
         whole = ("specdec", "transformers")
         cases = [("float32", folder, (*whole, "specdec, bits=8")), ("bfloat16", half, whole)]
         if importlib.util.find_spec("llama_cpp") is not None:

@@ -161,8 +161,8 @@ RESULTS = (
         "greedy_texts", f"bench/bench_greedy_texts.py {SMOLLM2} --json {{json}}", GREEDY_TEXTS, 18, models=(SMOLLM2,),
     ),
     Result(
-        "rivals", f"{RIVAL} {SMOLLM2} --gguf {PACKED} --draft {DRAFT} {THEIR_OWN} {SHORT} --json {{json}}", RIVALS, 24,
-        models=(SMOLLM2, PACKED, DRAFT),
+        "rivals", f"{RIVAL} {SMOLLM2} --gguf {PACKED} {THEIR_OWN} {SHORT} --json {{json}}", RIVALS, 24,
+        models=(SMOLLM2, PACKED),
     ),
     Result(
         "rivals.gemma3", f"{RIVAL} {GEMMA3} --gguf {GEMMA3_PACKED} --kinds bfloat16 {THEIR_OWN} {SHORT} "

@@ -179,7 +179,8 @@ def _written(
         return names.get(id(x), "c").startswith(("x", "v"))
 
     for i, call in enumerate(calls):
-        made = [x for x in call.results if id(x) not in names and id(x) not in map(id, call.inputs)]
+        given = {id(x) for x in call.inputs}
+        made = [x for x in call.results if id(x) not in names and id(x) not in given]
         arguments = [*map(written, call.args), *(f"{name}={written(value)}" for name, value in call.kwargs.items())]
         line = f"{constant(call.operation._op)}({', '.join(arguments)})"
         stays = call.is_view and not any(map(changes, call.inputs))
