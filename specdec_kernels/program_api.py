@@ -96,7 +96,7 @@ def native_form(called: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     whole rows there.
 
     Args:
-        called: an ``OpOverload``, such as ``torch.ops.aten.add.Tensor``.
+        called: an operation of ``torch.ops``, such as ``torch.ops.aten.add.Tensor``.
         args, kwargs: what it is called with.
 
     Example:

@@ -61,6 +61,11 @@ class _Made(NamedTuple):
     dtype: torch.dtype
     layout: tuple[Sequence[int], Sequence[int], int | torch.SymInt]  # shape, strides, offset
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether several of its numbers are in one place."""
+        return any(size > 1 and stride == 0 for size, stride in zip(*self.layout[:2], strict=True))
+
     def over(self, block: torch.Tensor) -> torch.Tensor:
         return block.view(self.dtype).as_strided(*self.layout)
 
@@ -98,7 +103,13 @@ class Programs:
         def place(x: torch.Tensor) -> Any:
             return _Place(numbers[id(x)], x.shape) if id(x) in numbers else x
 
-        self._own, self._inputs = [numbers[id(x)] for x in own], [made(x) for x in inputs]
+        self._own = [numbers[id(x)] for x in own]
+        # Each has memory of its own, as inputs that share some need not do so the next time.
+        forms = [torch.empty_like(x, device="meta") for x in inputs]
+        self._inputs = [
+            made(x)._replace(bytes=y.nbytes, layout=(y.shape, y.stride(), 0))
+            for x, y in zip(inputs, forms, strict=True)
+        ]
         while calls and calls[-1].is_view:
             calls = calls[:-1]
         last = {memory_of(x): i for i, call in enumerate(calls) for x in (*call.inputs, *call.results)}
@@ -107,10 +118,12 @@ class Programs:
         for i, call in enumerate(calls):
             arguments, before = _exchanged((call.args, call.kwargs), torch.Tensor, place), set(map(id, call.inputs))
             new = {n: made(x) for n, x in enumerate(call.results) if id(x) not in numbers and id(x) not in before}
-            if not call.is_view and any(x.memory in seen for x in new.values()):
-                raise NotImplementedError(f"{call.operation} returns what shares memory with something else")
+            if not call.is_view and any(x.memory in seen or x.overlaps for x in new.values()):
+                raise NotImplementedError(f"{call.operation} returns memory that something else has, too")
             if any(memory_of(x) in given for x in call.results if id(x) in before):
                 raise NotImplementedError(f"{call.operation} changes an input")
+            if call.operation is torch.ops.aten.as_strided.default and memory_of(call.inputs[0]) in given:
+                raise NotImplementedError(f"{call.operation} looks into an input's memory")
             seen |= {memory_of(x) for x in (*call.inputs, *call.results)}
             ends = {memory_of(x) for x in (*call.inputs, *call.results) if last[memory_of(x)] == i}
             kept = Program.keeps(call.operation)
@@ -143,7 +156,8 @@ class Programs:
             values[x.number] = x.over(blocks[x.memory])
             return values[x.number]
 
-        inputs = [place(x) for x in self._inputs]
+        inputs = [x.over(memory.take(x.bytes)) for x in self._inputs]
+        values.update(zip((x.number for x in self._inputs), inputs, strict=True))
         runs = list[Callable[[], None]]()
         program: Program | None = None
         for step in self._steps:
