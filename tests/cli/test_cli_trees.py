@@ -9,6 +9,7 @@ import pytest
 from specdec import SpeculativeDecoder
 from specdec.cli import app, models
 from specdec.cli.drafters import EMBEDDED_HEADS, TREE_DRAFTS, TREE_NODES
+from specdec.cli.one_row import OneRow
 from specdec.drafters.heads.load import KINDS
 from specdec.evaluation.contenders import SpecdecMethod
 from support.commands import PROMPT, invoke, refused, rows, run
@@ -25,6 +26,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[SpeculativeDecoder]:
     decoders: list[SpeculativeDecoder] = []
     decode = SpeculativeDecoder.decode
     monkeypatch.setattr(SpeculativeDecoder, "decode", lambda *a, **k: decoders.append(a[0]) or decode(*a, **k))
+    in_a_row = OneRow.decode  # of a chat
+    monkeypatch.setattr(OneRow, "decode", lambda own, *a: decoders.append(own.decoder) or in_a_row(own, *a))
     return decoders
 
 

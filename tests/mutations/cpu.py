@@ -296,7 +296,7 @@ MUTATIONS: list[Mutation] = [
         "tests/kernels/test_attend.py",
         {
             "attention-sinks-weigh-nothing": ("if (sink) sums[0] +=", "if (false) sums[0] +="),
-            "attention-of-one-scale": ("= scores[i] * params.scale", "= scores[i]"),
+            "attention-of-one-scale": ("scores *= params.scale;", "scores *= 1.0f;"),
             "attention-forgets-the-path": ("query.weights[query.length++] =", "query.weights[query.length] ="),
             "attention-multiplies-what-is-not-seen-by-zero": (
                 "if (slot >= query.first && slot < query.end) add(",

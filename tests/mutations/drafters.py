@@ -217,7 +217,6 @@ MUTATIONS: list[Mutation] = [
         "tests/serving/test_prefix_reuse.py -k head",
         {
             "head-keeps-what-another-token-followed": ("max(count - 1 - self.head.lookahead, 0)", "count"),
-            "head-keeps-what-steps-computed": ("again=self.window", "again=0"),
         },
     ),
     *mutations(

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from .calls import Call, Calls, Reads, memory_of
 from .programs import Memory, Programs
@@ -115,8 +116,9 @@ class _Replay:
                 self._program = self._programs.bind(self._memory, self._own)
             self._programs = None
         self._left -= 1
-        # A profiler shall see every operation.
-        program = None if torch.autograd.profiler._is_profiler_enabled else self._program
+        # A profiler, or what else looks at operations, shall see every one.
+        watched = torch.autograd.profiler._is_profiler_enabled or _get_current_dispatch_mode() is not None
+        program = None if watched else self._program
         self.was_program = program is not None
         return self._called(*inputs) if program is None else program(*inputs)
 
