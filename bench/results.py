@@ -46,8 +46,8 @@ PREFIXES = (*ANY_MODEL, "python/specdec/serving/scheduler.py", PROMPTS, "bench/b
 LOADING = ("python/specdec/models", "specdec_kernels/*.py", "bench/bench_loading.py", "bench/weights.py")
 PERPLEXITY = (
     *(f"python/specdec/models/{name}" for name in ("linear.py", "packed_weights.py", "stored_weights.py")),
-    *("csrc/cpu/linear.cpp", "csrc/cpu/packed.h", "specdec_kernels/packing.py"),
-    *("bench/perplexity.py", "bench/weights.py"),
+    *(f"csrc/cpu/{name}" for name in ("linear.cpp", "packed_linear.cpp", "packed.h")),
+    *("specdec_kernels/packing.py", "bench/perplexity.py", "bench/weights.py"),
 )
 # Parts of a printed JSON that no page cites and that would make the file large, by their path through objects.
 SAMPLES = ("samples", "cells.rounds.inter_token")

@@ -119,4 +119,13 @@ SPECDEC_BODY void widen_some(const Stored* numbers, int64_t n, Vector* out) {
   auto body##_in_use() { return body##_baseline; }
 #endif
 
+// The same of range<kWidth, Kind>, as a function for each kind, since compilers keep fewer sums in registers in a
+// larger one.
+#define SPECDEC_RANGE_OF(name, Kind, Params)                                 \
+  template <int kWidth>                                                      \
+  SPECDEC_BODY void name(const Params& params, int64_t begin, int64_t end) { \
+    range<kWidth, Kind>(params, begin, end);                                 \
+  }                                                                          \
+  SPECDEC_BY_INSTRUCTION_SET(name, Params)
+
 }  // namespace specdec::cpu

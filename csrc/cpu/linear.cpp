@@ -166,16 +166,9 @@ SPECDEC_BODY void range(const LinearParams& params, int64_t begin, int64_t end) 
   }
 }
 
-// A function for each kind of weights, as compilers keep fewer sums in registers in a larger one.
-#define SPECDEC_LINEAR_OF(name, Weight)                                            \
-  template <int kWidth>                                                            \
-  SPECDEC_BODY void name(const LinearParams& params, int64_t begin, int64_t end) { \
-    range<kWidth, Weight>(params, begin, end);                                     \
-  }                                                                                \
-  SPECDEC_BY_INSTRUCTION_SET(name, LinearParams)
-SPECDEC_LINEAR_OF(of_float32, float)
-SPECDEC_LINEAR_OF(of_float16, Float16)
-SPECDEC_LINEAR_OF(of_bfloat16, BFloat16)
+SPECDEC_RANGE_OF(of_float32, float, LinearParams)
+SPECDEC_RANGE_OF(of_float16, Float16, LinearParams)
+SPECDEC_RANGE_OF(of_bfloat16, BFloat16, LinearParams)
 
 auto by_stored_in_use(Stored stored) {
   switch (stored) {

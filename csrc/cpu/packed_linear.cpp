@@ -167,18 +167,11 @@ SPECDEC_BODY void range(const PackedParams& params, int64_t begin, int64_t end) 
   }
 }
 
-// A function for each kind of blocks, as compilers keep fewer sums in registers in a larger one.
-#define SPECDEC_LINEAR_OF(name, Block)                                             \
-  template <int kWidth>                                                            \
-  SPECDEC_BODY void name(const PackedParams& params, int64_t begin, int64_t end) { \
-    range<kWidth, Block>(params, begin, end);                                      \
-  }                                                                                \
-  SPECDEC_BY_INSTRUCTION_SET(name, PackedParams)
-SPECDEC_LINEAR_OF(of_q4_0, Q4_0)
-SPECDEC_LINEAR_OF(of_q4_1, Q4_1)
-SPECDEC_LINEAR_OF(of_q8_0, Q8_0)
-SPECDEC_LINEAR_OF(of_q4_k, Q4_K)
-SPECDEC_LINEAR_OF(of_q6_k, Q6_K)
+SPECDEC_RANGE_OF(of_q4_0, Q4_0, PackedParams)
+SPECDEC_RANGE_OF(of_q4_1, Q4_1, PackedParams)
+SPECDEC_RANGE_OF(of_q8_0, Q8_0, PackedParams)
+SPECDEC_RANGE_OF(of_q4_k, Q4_K, PackedParams)
+SPECDEC_RANGE_OF(of_q6_k, Q6_K, PackedParams)
 
 template <class Block>
 constexpr BlockSize kSizeOf = {Block::kInputs, sizeof(Block) / kTile};
