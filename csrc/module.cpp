@@ -14,6 +14,7 @@
 #include "cpu/parallel.h"
 #include "cpu/pool.h"
 #include "cpu/recurrent.h"
+#include "program.h"
 #include "recurrent_arguments.h"
 
 namespace specdec::cpu {
@@ -130,7 +131,7 @@ Tensor rms_norm_op(const Tensor& x, const std::optional<Tensor>& weight, double 
   if (weight) check_shape(*weight, {size}, ScalarType::Float, "weight");
   const Tensor dense_x = dense(x);
   const std::optional<Tensor> dense_weight = weight ? std::optional(dense(*weight)) : std::nullopt;
-  Tensor y = torch::stable::empty_like(dense_x);
+  Tensor y = empty_on(x, x.sizes(), ScalarType::Float);
   rms_norm({
       .x = static_cast<const float*>(dense_x.const_data_ptr()),
       .weight = dense_weight ? static_cast<const float*>(dense_weight->const_data_ptr()) : nullptr,
@@ -208,12 +209,47 @@ Tensor gated_op(const Tensor& gate, const Tensor& up, bool gelu) {
   return y;
 }
 
+Tensor add_op(const Tensor& x, const Tensor& y) {
+  STD_TORCH_CHECK(x.scalar_type() == ScalarType::Float, "specdec_kernels: x has a wrong dtype");
+  const auto shape = x.sizes(), other = y.sizes();
+  STD_TORCH_CHECK(
+      y.scalar_type() == ScalarType::Float && std::equal(shape.begin(), shape.end(), other.begin(), other.end()),
+      "specdec_kernels: y has another shape or dtype than x");
+  const Tensor dense_x = dense(x), dense_y = dense(y);
+  Tensor sum = empty_on(x, shape, ScalarType::Float);
+  add({
+      .x = static_cast<const float*>(dense_x.const_data_ptr()),
+      .y = static_cast<const float*>(dense_y.const_data_ptr()),
+      .sum = static_cast<float*>(sum.mutable_data_ptr()),
+      .size = x.numel(),
+  });
+  return sum;
+}
+
+void write_rows_op(const Tensor& target, const Tensor& rows, const Tensor& source) {
+  STD_TORCH_CHECK(target.dim() == 2 && target.is_contiguous(), "specdec_kernels: target has a wrong shape or strides");
+  STD_TORCH_CHECK(rows.dim() == 1, "specdec_kernels: rows has a wrong shape");
+  check_shape(rows, {rows.size(0)}, ScalarType::Long, "rows");
+  check_shape(source, {rows.size(0), target.size(1)}, target.scalar_type(), "source");
+  const Tensor dense_rows = dense(rows), dense_source = dense(source);
+  const bool written = write_rows({
+      .source = bytes(dense_source),
+      .rows = dense_rows.const_data_ptr<int64_t>(),
+      .target = static_cast<char*>(target.mutable_data_ptr()),
+      .count = rows.size(0),
+      .size = target.size(0),
+      .row_bytes = target.size(1) * static_cast<int64_t>(target.element_size()),
+  });
+  STD_TORCH_CHECK(written, "specdec_kernels: rows has a number that is no row of target");
+}
+
 }  // namespace
 
 void parallel_for_erased(int64_t tasks, int64_t grain, void (*run)(const void* function, int64_t begin, int64_t end),
                          const void* function) {
   run_in_pool(tasks, grain, num_threads(), run, function);
 }
+
 
 thread_local int64_t chosen_threads = 0;  // 0: as many as torch has
 
@@ -224,15 +260,25 @@ STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
   m.impl("speculative_step", TORCH_BOX(&specdec::speculative_step<run_speculative_step>));
   m.impl("draft_children", TORCH_BOX(&specdec::draft_children<run_draft_children>));
   m.impl("verify_tree", TORCH_BOX(&specdec::verify_tree<run_verify_tree>));
-  m.impl("linear", TORCH_BOX(&linear_op));
-  m.impl("rms_norm", TORCH_BOX(&rms_norm_op));
-  m.impl("rotate", TORCH_BOX(&rotate_op));
-  m.impl("rope_angles", TORCH_BOX(&rope_angles_op));
-  m.impl("gated", TORCH_BOX(&gated_op));
-  m.impl("attend", TORCH_BOX(&attend_op));
-  m.impl("conv_window", TORCH_BOX(&specdec::conv_window<run_conv_window>));
-  m.impl("delta_step", TORCH_BOX(&specdec::delta_step<run_delta_step>));
-  m.impl("ssd_step", TORCH_BOX(&specdec::ssd_step<run_ssd_step>));
+  m.impl("linear", SPECDEC_KEEPABLE(linear_op));
+  m.impl("rms_norm", SPECDEC_KEEPABLE(rms_norm_op));
+  m.impl("rotate", SPECDEC_KEEPABLE(rotate_op));
+  m.impl("rope_angles", SPECDEC_KEEPABLE(rope_angles_op));
+  m.impl("gated", SPECDEC_KEEPABLE(gated_op));
+  m.impl("add", SPECDEC_KEEPABLE(add_op));
+  m.impl("write_rows", SPECDEC_KEEPABLE(write_rows_op));
+  m.impl("attend", SPECDEC_KEEPABLE(attend_op));
+  m.impl("conv_window", SPECDEC_KEEPABLE(specdec::conv_window<run_conv_window>));
+  m.impl("delta_step", SPECDEC_KEEPABLE(specdec::delta_step<run_delta_step>));
+  m.impl("ssd_step", SPECDEC_KEEPABLE(specdec::ssd_step<run_ssd_step>));
+}
+
+// No tensor says on which device these are.
+STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CompositeExplicitAutograd, m) {
+  m.impl("new_program", TORCH_BOX(&new_program));
+  m.impl("keep_next", TORCH_BOX(&keep_next));
+  m.impl("run_program", TORCH_BOX(&run_program));
+  m.impl("free_program", TORCH_BOX(&free_program));
 }
 
 }  // namespace specdec::cpu

@@ -6,8 +6,10 @@
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
 #include <torch/headeronly/util/Exception.h>
+#include <torch/headeronly/util/HeaderOnlyArrayRef.h>
 
 #include <algorithm>
+#include <span>
 
 namespace specdec {
 
@@ -34,10 +36,22 @@ inline Tensor with_dense_rows(const Tensor& tensor) {
   return tensor.size(last) <= 1 || tensor.stride(last) == 1 ? tensor : torch::stable::contiguous(tensor);
 }
 
-// A new dense tensor on the device of `like`. torch::stable::new_empty would look the operation up by its name, which
-// takes several times as long as the allocation.
-inline Tensor empty_on(const Tensor& like, std::initializer_list<int64_t> shape, ScalarType dtype) {
-  constexpr size_t kMostDimensions = 4;
+// Tensors that the operation which runs on this thread is to write its results to, in their order (program.h).
+inline thread_local std::span<const Tensor> given_results;
+
+// A new dense tensor on the device of `like`, or the next one that was given. torch::stable::new_empty would look the
+// operation up by its name, which takes several times as long as the allocation.
+inline Tensor empty_on(const Tensor& like, torch::headeronly::IntHeaderOnlyArrayRef shape, ScalarType dtype) {
+  if (!given_results.empty()) {
+    const Tensor given = given_results.front();
+    given_results = given_results.subspan(1);
+    const auto sizes = given.sizes();
+    STD_TORCH_CHECK(std::equal(sizes.begin(), sizes.end(), shape.begin(), shape.end()) &&
+                        given.scalar_type() == dtype && given.is_contiguous(),
+                    "specdec_kernels: a given result has a wrong shape or dtype");
+    return given;
+  }
+  constexpr size_t kMostDimensions = 8;
   STD_TORCH_CHECK(shape.size() <= kMostDimensions, "specdec_kernels: a result has too many dimensions");
   int64_t strides[kMostDimensions], stride = 1;
   for (size_t i = shape.size(); i-- > 0;) {

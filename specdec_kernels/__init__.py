@@ -8,6 +8,7 @@ from .elementwise_api import gated, rms_norm, rope_angles, rotate
 from .linear_api import linear, linears
 from .ops import SamplingTensors
 from .packing import dequantise, interleave, quantise, rows_of_blocks
+from .program_api import Program, native_form
 from .recurrent_api import DeltaState, Feed, SsdState, conv_window, delta_step, ssd_step
 from .threads import native_threads
 from .tree_api import draft_children, verify_tree
@@ -32,6 +33,7 @@ __all__ = [
     "DraftStep",
     "Feed",
     "Packing",
+    "Program",
     "Rule",
     "SamplingParams",
     "SamplingTensors",
@@ -53,6 +55,7 @@ __all__ = [
     "interleave",
     "linear",
     "linears",
+    "native_form",
     "native_threads",
     "quantise",
     "rms_norm",

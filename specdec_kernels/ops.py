@@ -212,6 +212,22 @@ torch.library.register_fake(
     _as_first,
     lib=_library,
 )
+# x and y float32 of one shape.
+_library.define("add(Tensor x, Tensor y) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+torch.library.register_fake(
+    f"{NAMESPACE}::add",
+    _as_first,
+    lib=_library,
+)
+# target [N, size], rows [n] int64, source [n, size] of any dtype.
+_library.define("write_rows(Tensor(a!) target, Tensor rows, Tensor source) -> ()", tags=(torch.Tag.pt2_compliant_tag,))
+torch.library.register_fake(f"{NAMESPACE}::write_rows", lambda *_: None, lib=_library)
+
+# Of a Program, by its number.
+_library.define("new_program() -> int")
+_library.define("keep_next(int program, Tensor[] results) -> ()")
+_library.define("run_program(int program) -> ()")
+_library.define("free_program(int program) -> ()")
 
 
 def implement(name: str, function: Callable) -> None:

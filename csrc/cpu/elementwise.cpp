@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "../core/softmax.h"
 #include "lanes.h"
@@ -74,9 +75,15 @@ SPECDEC_BODY void gated_rows(const GatedParams& p, int64_t begin, int64_t end) {
   }
 }
 
+template <int kWidth>
+SPECDEC_BODY void add_numbers(const AddParams& p, int64_t begin, int64_t end) {
+  for (int64_t i = begin; i < end; ++i) p.sum[i] = p.x[i] + p.y[i];
+}
+
 SPECDEC_BY_INSTRUCTION_SET(norm_rows, RmsNormParams)
 SPECDEC_BY_INSTRUCTION_SET(rotate_rows, RotateParams)
 SPECDEC_BY_INSTRUCTION_SET(gated_rows, GatedParams)
+SPECDEC_BY_INSTRUCTION_SET(add_numbers, AddParams)
 
 }  // namespace
 
@@ -109,6 +116,19 @@ void gated(const GatedParams& params) {
   const auto run = gated_rows_in_use();
   parallel_for(params.rows, kGrainNumbers / std::max<int64_t>(params.size, 1) + 1,
                [&](int64_t begin, int64_t end) { run(params, begin, end); });
+}
+
+void add(const AddParams& params) {
+  const auto run = add_numbers_in_use();
+  parallel_for(params.size, kGrainNumbers, [&](int64_t begin, int64_t end) { run(params, begin, end); });
+}
+
+bool write_rows(const WriteRowsParams& p) {
+  if (std::any_of(p.rows, p.rows + p.count, [&](int64_t row) { return row < 0 || row >= p.size; })) return false;
+  for (int64_t i = 0; i < p.count; ++i) {
+    std::memcpy(p.target + p.rows[i] * p.row_bytes, p.source + i * p.row_bytes, p.row_bytes);
+  }
+  return true;
 }
 
 }  // namespace specdec::cpu

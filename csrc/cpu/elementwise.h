@@ -43,9 +43,26 @@ struct GatedParams {
   Activation activation;
 };
 
+// sum = x + y.
+struct AddParams {
+  const float *x, *y;  // [size]
+  float* sum;          // [size]
+  int64_t size;
+};
+
+// target[rows[i]] = source[i], one after the other.
+struct WriteRowsParams {
+  const char* source;   // [count] rows
+  const int64_t* rows;  // [count], in [0, size)
+  char* target;         // [size] rows
+  int64_t count, size, row_bytes;
+};
+
 void rms_norm(const RmsNormParams& params);
 void rotate(const RotateParams& params);
 void angles(const AnglesParams& params);
 void gated(const GatedParams& params);
+void add(const AddParams& params);
+bool write_rows(const WriteRowsParams& params);  // false: a row is out of range, and none was written
 
 }  // namespace specdec::cpu

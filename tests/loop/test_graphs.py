@@ -19,7 +19,7 @@ from specdec.drafters.early_exit import EarlyExitDrafter
 from specdec.loop.draft_length import StepTimes
 from specdec.loop.graphs import StepGraphs
 from specdec.loop.rows import Rows
-from support.allocations import masked
+from support.allocations import masked, unrecorded
 from support.models import prompts, tiny_model, tunable_pair
 from support.recorded import Synchronised, record
 from support.table_trees import BUSHY, TableTrees, bigrams, forgetful
@@ -64,6 +64,11 @@ def texts_of(decoder, asked, graphs=None, async_scheduling: bool = False, **sett
     scheduler = Scheduler(decoder, **settings)
     scheduler.batch.config = replace(scheduler.batch.config, graphs=graphs)
     return {o.request.id: (o.tokens, o.finish_reason, o.stats) for o in scheduler.run(asked)}, scheduler
+
+
+@pytest.fixture(autouse=True)
+def _modules(monkeypatch):
+    unrecorded(monkeypatch)
 
 
 def recorded_graphs(**more) -> StepGraphs:

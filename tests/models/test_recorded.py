@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
+import threading
 import weakref
 
 import pytest
@@ -15,6 +17,25 @@ from support.feeding import feed
 from support.model_types import CASES, model_of
 from support.models import prompts, tiny_model
 from torch import nn
+
+# Of these, most calls are of our own operations.
+PROGRAMMED = {
+    *(
+        "gemma, one key head",
+        "glm4",
+        "opt",
+        "gemma2",
+        "gemma3",
+        "gemma3_text",
+        "granite",
+        "lfm2",
+        "llama",
+        "llama, tied",
+        "ministral",
+    ),
+    *("mistral", "olmo", "olmo2", "olmo3", "olmo_hybrid", "phi3", "qwen2", "qwen3", "smollm3", "stablelm"),
+    "starcoder2",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +91,7 @@ def test_the_bits_are_those_of_the_modules(case):
             lengths = lengths + torch.tensor([max(n - step % 2, 0) for n in counts])
         # Some keep a tensor that is neither a weight nor of a cache, and are recorded over each cache.
         assert replays(replayed) - before in ((4,), (6, 8))[seed], case
+    assert (replayed._recorded.programs > 0) == (case in PROGRAMMED)
 
 
 @pytest.mark.parametrize("case", ["llama", "gemma3_text", "gpt_neox", "mixtral", "phi3"])
@@ -113,8 +135,19 @@ def test_what_depends_on_numbers_is_not_recorded(forward):
 
 def test_inputs_that_are_one_tensor_stay_two_inputs():
     x, y = torch.tensor([1.0, 2.0]), torch.tensor([5.0, 7.0])
-    _, (bind, _) = record(lambda a, b: a - 2 * b, [], x, x)
+    _, (bind, *_) = record(lambda a, b: a - 2 * b, [], x, x)
     assert bind()(x, y).tolist() == [-9.0, -12.0]
+
+
+@pytest.mark.parametrize("first", [lambda x: (x, x), lambda x: (x[:1], x[1:].expand(1, 2)), lambda x: (x[:1], x[1:])])
+def test_inputs_of_a_program_that_share_memory_stay_two_inputs(first):
+    forwards, owner = RecordedForwards([]), Owner()
+    x, y = first(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    for step in range(6):
+        found = forwards.run("key", owner, lambda a, b: (a + a).t().t() + (b + b).reshape(b.shape) * 2, x, y)
+        assert torch.equal(found, 2 * x + 4 * y)
+        x, y = (z + step for z in (x, 3 * y)) if step > 1 else (x, y)
+    assert forwards.programs == 2
 
 
 def test_each_cache_has_its_own_tensors():
@@ -149,7 +182,7 @@ def test_results_are_freed_when_no_call_needs_them():
             x = x * 2
         return x
 
-    _, (bind, _) = record(forward, [], torch.ones(4))
+    _, (bind, *_) = record(forward, [], torch.ones(4))
     assert bind().__code__.co_varnames == ("x0", "v0")
     assert bind()(torch.ones(4)).tolist() == [512.0] * 4
 
@@ -191,8 +224,125 @@ def test_new_weights_are_used_and_a_cache_takes_its_recordings_with_it():
         assert torch.equal(
             *(feed(cached, cache, [[3]]) for cached, cache in zip((replayed, called), caches, strict=True))
         )
-    assert replays(replayed) == 3
+    assert replays(replayed) == 3 and replayed._recorded.programs == 1
     stored = weakref.ref(caches[0].layers[0].keys)
     del caches
     gc.collect()
-    assert stored() is None and not replayed._recorded._bound
+    assert stored() is None and not replayed._recorded._bound and not replayed._recorded._memory
+
+
+def steps(cached, cache, count, seed=0):
+    """The logits of some steps of one token."""
+    return [feed(cached, cache, [prompts(1, 1, 1, seed=seed + i)[0]]) for i in range(count)]
+
+
+def test_programs_of_two_caches_do_not_disturb_each_other():
+    """Also on two threads, and with capacities that differ."""
+    replayed, called = both(tiny_model())
+    expected = [steps(called, called.new_cache(1, 30), 12, seed) for seed in (0, 50)]
+    caches, found = [replayed.new_cache(1, capacity) for capacity in (30, 41)], [[], []]
+    for i in range(12):
+        for own, cache, seed in zip(found, caches, (0, 50), strict=True):
+            own += steps(replayed, cache, 1, seed + i)
+    assert all(torch.equal(*pair) for pairs in map(zip, found, expected) for pair in pairs)
+    assert replayed._recorded.programs == 8 + 10
+
+    def work(i):
+        with torch.inference_mode():
+            found[i] = steps(replayed, replayed.new_cache(1, 30), 12, (0, 50)[i])
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(*pair) for pairs in map(zip, found, expected) for pair in pairs)
+
+
+def test_a_program_leaves_results_and_inputs_to_their_owners():
+    """A result is not overwritten by the next step, and programs made in inference mode run outside of it."""
+    model = copy.deepcopy(tiny_model())
+    replayed, called = both(model)
+    caches = [cached.new_cache(1, 20) for cached in (replayed, called)]
+    with torch.inference_mode(False), torch.no_grad():
+        caches += [cached.new_cache(1, 20) for cached in (replayed, called)]
+    for i in range(2):
+        first = [steps(*each, 6) for each in zip((replayed, called), caches[2 * i :], strict=False)]
+        with torch.inference_mode(i == 0), torch.no_grad():
+            weight = model.model.layers[0].mlp.up_proj.weight
+            weight.data = weight.data * 1.5  # other memory
+            later = [
+                steps(cached, cache, 3) for cached, cache in zip((replayed, called), caches[2 * i :], strict=False)
+            ]
+        assert all(map(torch.equal, *first)) and all(map(torch.equal, *later))
+    assert replayed._recorded.programs == 5 + 7
+
+
+def test_a_program_fails_as_its_operations():
+    replayed = CachedModel(tiny_model())
+    cache = replayed.new_cache(1, 20)
+    steps(replayed, cache, 5)
+    token, position, before = torch.tensor([[3]]), torch.tensor([[6]]), replayed._recorded.programs
+    with pytest.raises(RuntimeError, match="rows has a number that is no row of target"):
+        replayed(token, cache, replayed.layout(position, position + 10**6, 20))
+    fails, runs = (replayed.layout(position, position + n, 20) for n in (10**6, 0))
+    assert before == 1 and torch.isfinite(replayed(token, cache, runs)).all()
+    with pytest.raises(RuntimeError, match="rows has a number that is no row of target"):
+        replayed(token, cache, fails)
+
+
+def test_a_profiler_sees_every_operation():
+    replayed = CachedModel(tiny_model())
+    cache = replayed.new_cache(1, 20)
+    steps(replayed, cache, 5)
+    before = replayed._recorded.programs
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        steps(replayed, cache, 1)
+    assert "specdec_kernels::linear" in {event.key for event in profiler.key_averages()}
+    assert before == replayed._recorded.programs == 1
+
+
+def test_programs_of_a_cache_share_their_memory():
+    replayed = CachedModel(tiny_model())
+    cache = replayed.new_cache(1, 60)
+    memory, used = replayed._recorded._memory, []
+    for tokens in (8, *range(1, 9)):
+        for _ in range(5):
+            cache.lengths = torch.tensor([3])
+            feed(replayed, cache, [[5] * tokens])
+        used.append(sum(size * len(blocks) for size, blocks in memory[cache]._blocks.items()))
+    assert replayed._recorded.programs == 8 * 1 + 5 and used[-1] <= 2 * used[0] < 100_000
+
+
+def double(x, own):
+    return x + x
+
+
+@pytest.mark.parametrize(
+    ("calls", "programs"),
+    [
+        ([double, double, double], 2),
+        ([double, double, lambda x, own: x * 3, double, double], 2),  # two programs, and PyTorch's between
+        ([double, double, lambda x, own: x.mul_(3), double, double], 2),  # which changes what a program made
+        ([double, lambda x, own: x.t(), lambda x, own: x.t(), double, double], 2),
+        ([double, double, double, lambda x, own: x.view(2, 1)[1:]], 2),  # a part of what the last call makes
+        ([double, lambda x, own: own.index_copy_(0, torch.tensor([2]), x)[1:3], double, double], 2),
+        ([double, double, lambda x, own: x.mul_(2)], 0),  # the last call makes nothing
+        ([lambda x, own: x.mul_(2), double, double, double], 0),  # changes an input
+        ([double, *[lambda x, own: x * 2] * 3], 0),  # most are PyTorch's
+        ([lambda x, own: x.as_strided((1, 2), (2, 1), 0), double, double, double], 0),  # of an input
+        ([lambda x, own: x.new_ones(600, 600)] + [double] * 4, 0),  # large
+    ],
+)
+def test_what_is_a_program(calls, programs):
+    """Of a forward that also writes to its cache."""
+    forwards, owner, expected = RecordedForwards([]), Owner(torch.zeros(4, 2)), torch.zeros(4, 2)
+
+    def forward(own, x):
+        return functools.reduce(lambda y, call: call(y, own), calls, x)
+
+    for step in range(6):
+        x = torch.tensor([[1.0, 2.0]]) * step
+        found = forwards.run("key", owner, functools.partial(forward, owner.own[0]), x.clone())
+        assert torch.equal(found, forward(expected, x)) and torch.equal(owner.own[0], expected)
+    assert forwards.replays == 4 and forwards.programs == programs

@@ -7,21 +7,29 @@ with graphs, all that is not an input, weights and caches among it, is used as t
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from types import CodeType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+from .calls import Call, Calls, Reads, memory_of
+from .programs import Memory, Programs
 
 Forward = Callable[..., torch.Tensor]
 Bind = Callable[..., Forward]  # takes a cache's tensors
-# By these, Python learns numbers, and may then call other operations for other numbers.
-_READS = (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__)
+_FIRST = 2  # replays over a cache in Python
+
+
+class Recording(NamedTuple):
+    bind: Bind  # returns what calls the same operations, on inputs of the same shapes
+    fixed: list[torch.Tensor]  # that it uses, and are no inputs and not the cache's
+    programs: Programs | None  # None: it has none
 
 
 class Cache(Protocol):
@@ -40,14 +48,17 @@ class RecordedForwards:
 
     Attributes:
         replays: how many there were.
+        programs: how many of them were native programs.
     """
 
     def __init__(self, weights: Sequence[torch.Tensor], most: int = 256):
-        self.replays, self._most = 0, most
-        self._weights = {weight.untyped_storage()._cdata for weight in weights}
+        self.replays = self.programs = 0
+        self._most = most
+        self._weights = set(map(memory_of, weights))
         self._seen: set[Hashable] = set()
-        self._known: dict[Hashable, Bind | None] = {}  # None: it runs each time
-        self._bound: weakref.WeakKeyDictionary[Cache, dict[Hashable, Forward]] = weakref.WeakKeyDictionary()
+        self._known: dict[Hashable, Recording | None] = {}  # None: it runs each time
+        self._bound: weakref.WeakKeyDictionary[Cache, dict[Hashable, _Replay]] = weakref.WeakKeyDictionary()
+        self._memory: weakref.WeakKeyDictionary[Cache, Memory] = weakref.WeakKeyDictionary()
 
     def run(self, key: Hashable, cache: Cache, forward: Forward, *inputs: torch.Tensor) -> torch.Tensor:
         """Returns ``forward(*inputs)``, which reads nothing else that is another tensor in the next call, but for the
@@ -59,24 +70,28 @@ class RecordedForwards:
                     self._seen.add(key)
                     return forward(*inputs)
                 return self._record(key, cache, forward, inputs)
-            bind = self._known[key]
-            if bind is None:
+            recording = self._known[key]
+            if recording is None:
                 return forward(*inputs)
-            bound[key] = bind(*cache.tensors())
+            bound[key] = self._replay(recording, cache)
         self.replays += 1
-        return bound[key](*inputs)
+        replay = bound[key]
+        result = replay(*inputs)
+        self.programs += replay.was_program
+        return result
+
+    def _replay(self, recording: Recording, cache: Cache) -> _Replay:
+        return _Replay(recording, cache.tensors(), self._memory.setdefault(cache, Memory()))
 
     def _record(self, key: Hashable, cache: Cache, forward: Forward, inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        own = cache.tensors()
-        result, recording = record(forward, own, *inputs)
+        result, recording = record(forward, cache.tensors(), *inputs)
         if recording is None:
             self._known[key] = None
             return result
-        bind, fixed = recording
-        self._bound[cache][key] = bind(*own)
+        self._bound[cache][key] = self._replay(recording, cache)
         # What is neither a weight nor the cache's may be of this cache, or of this text.
-        if all(isinstance(x, nn.Parameter) or x.untyped_storage()._cdata in self._weights for x in fixed):
-            self._known[key] = bind
+        if all(isinstance(x, nn.Parameter) or memory_of(x) in self._weights for x in recording.fixed):
+            self._known[key] = recording
             if len(self._known) > self._most:
                 oldest = next(iter(self._known))
                 del self._known[oldest]
@@ -84,6 +99,28 @@ class RecordedForwards:
                 for bound in self._bound.values():
                     bound.pop(oldest, None)
         return result
+
+
+class _Replay:
+    """A recording over one cache. To make a program takes as long as a few replays in Python, which come first."""
+
+    def __init__(self, recording: Recording, own: Sequence[torch.Tensor], memory: Memory):
+        self.was_program, self._left = False, _FIRST
+        self._called, self._programs = recording.bind(*own), recording.programs
+        self._own, self._memory = own, memory
+        self._program: Forward | None = None
+
+    def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
+        if self._left == 0 and self._programs is not None:
+            with contextlib.suppress(NotImplementedError):
+                self._program = self._programs.bind(self._memory, self._own)
+            self._programs = None
+        self._left -= 1
+        # A profiler, or what else looks at operations, shall see every one.
+        watched = torch.autograd.profiler._is_profiler_enabled or _get_current_dispatch_mode() is not None
+        program = None if watched else self._program
+        self.was_program = program is not None
+        return self._called(*inputs) if program is None else program(*inputs)
 
 
 def is_recordable(model: nn.Module) -> bool:
@@ -96,77 +133,24 @@ def is_recordable(model: nn.Module) -> bool:
 
 def record(
     forward: Forward, own: Sequence[torch.Tensor], *inputs: torch.Tensor
-) -> tuple[torch.Tensor, tuple[Bind, list[torch.Tensor]] | None]:
-    """Returns ``forward(*inputs)``, and what replays it: a function that takes tensors in place of ``own``, and returns
-    one that takes inputs of the same shapes and calls the same operations; and the tensors that are neither, which it
-    keeps. None: what is called would depend on the inputs' numbers."""
+) -> tuple[torch.Tensor, Recording | None]:
+    """Returns ``forward(*inputs)``, and what replays it with other tensors in place of ``own``. None: what is called
+    would depend on the inputs' numbers."""
     inputs = tuple(x.view(x.shape) for x in inputs)  # two inputs may be one tensor
-    with _Reads() as reads, _Calls() as calls:
+    with Reads() as reads, Calls() as calls:
         result = forward(*inputs)
     if reads.found or calls.depend:
         return result, None
-    return result, _written(calls.made, own, inputs, result)
-
-
-class _Reads(TorchFunctionMode):
-    """Finds whether numbers are read that no operation reads."""
-
-    found = False
-
-    def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        self.found = self.found or function in _READS
-        return function(*args, **(kwargs or {}))
-
-
-class _Call:
-    """A call of an operation, and what it returned."""
-
-    def __init__(self, operation: Any, args: tuple, kwargs: dict, result: Any):
-        self.operation, self.args, self.kwargs, self.result = operation, args, kwargs, result
-        self.inputs, self.results = [*_tensors((args, [*kwargs.values()]))], [*_tensors(result)]
-
-    @property
-    def is_view(self) -> bool:
-        """Whether it made nothing new. (An operation such as reshape does or does not.)"""
-        memory = {x.untyped_storage()._cdata for x in self.inputs}
-        return self.operation.is_view and all(x.untyped_storage()._cdata in memory for x in self.results)
-
-
-class _Calls(TorchDispatchMode):
-    """Keeps all calls, with their tensors: so no tensor has the id of another."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.made: list[_Call] = []
-        self.depend = False
-
-    def __torch_dispatch__(self, operation: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        result = operation(*args, **(kwargs or {}))
-        self.made.append(call := _Call(operation, args, kwargs or {}, result))
-        self.depend = self.depend or _depends(call)
-        return result
-
-
-def _depends(call: _Call) -> bool:
-    """Whether numbers decided what Python was told, or the shape of a result."""
-    parts = call.result if isinstance(call.result, list | tuple) else [call.result]
-    if any(isinstance(part, bool | int | float) for part in parts):
-        return True
-    if call.operation is torch.ops.aten.index.Tensor:  # by masks or numbers
-        return any(x.dtype in (torch.bool, torch.uint8) for x in call.inputs[1:])
-    return torch.Tag.dynamic_output_shape in call.operation.tags
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _tensors(part)
+    programs: Programs | None
+    try:
+        programs = Programs(calls.made, own, inputs, result)
+    except NotImplementedError:
+        programs = None
+    return result, Recording(*_written(calls.made, own, inputs, result), programs)
 
 
 def _written(
-    calls: Sequence[_Call], own: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], result: torch.Tensor
+    calls: Sequence[Call], own: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], result: torch.Tensor
 ) -> tuple[Bind, list[torch.Tensor]]:
     """Writes the calls as code, one a line. Parts of weights and caches, which stay where they are, are taken once. A
     value's name is used again when no later call needs the value, which frees its memory."""
