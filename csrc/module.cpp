@@ -2,6 +2,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <exception>
 #include <string>
 #include <vector>
 
@@ -250,7 +251,6 @@ void parallel_for_erased(int64_t tasks, int64_t grain, void (*run)(const void* f
   run_in_pool(tasks, grain, num_threads(), run, function);
 }
 
-
 thread_local int64_t chosen_threads = 0;  // 0: as many as torch has
 
 int64_t num_threads() { return chosen_threads > 0 ? chosen_threads : torch::stable::get_num_threads(); }
@@ -273,12 +273,9 @@ STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
   m.impl("ssd_step", SPECDEC_KEEPABLE(specdec::ssd_step<run_ssd_step>));
 }
 
-// No tensor says on which device these are.
+// No tensor need say on which device this is.
 STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CompositeExplicitAutograd, m) {
-  m.impl("new_program", TORCH_BOX(&new_program));
-  m.impl("keep_next", TORCH_BOX(&keep_next));
-  m.impl("run_program", TORCH_BOX(&run_program));
-  m.impl("free_program", TORCH_BOX(&free_program));
+  m.impl("keep_results", TORCH_BOX(&keep_results));
 }
 
 }  // namespace specdec::cpu
@@ -322,11 +319,53 @@ PyObject* use_threads(PyObject*, PyObject* number) {
   Py_RETURN_NONE;
 }
 
+// Programs belong to Python, as capsules, and are run apart from torch's dispatcher: what looks at operations must
+// neither see nor repeat that one is made, run or freed.
+constexpr const char* kProgram = "specdec_kernels.program";
+
+specdec::Program* program_of(PyObject* capsule) {
+  return static_cast<specdec::Program*>(PyCapsule_GetPointer(capsule, kProgram));
+}
+
+PyObject* new_program(PyObject*, PyObject*) {
+  return PyCapsule_New(new specdec::Program, kProgram, [](PyObject* capsule) { delete program_of(capsule); });
+}
+
+PyObject* keep_next(PyObject*, PyObject* capsule) {
+  if (capsule == Py_None) {
+    specdec::keeping = {};
+    Py_RETURN_NONE;
+  }
+  specdec::keeping.program = program_of(capsule);
+  if (specdec::keeping.program == nullptr) return nullptr;
+  Py_RETURN_NONE;
+}
+
+PyObject* run_program(PyObject*, PyObject* capsule) {
+  const specdec::Program* program = program_of(capsule);
+  if (program == nullptr) return nullptr;
+  std::string error;
+  bool failed = false;
+  Py_BEGIN_ALLOW_THREADS;
+  try {
+    for (const auto& call : *program) call();
+  } catch (const std::exception& raised) {
+    failed = true;
+    error = raised.what();
+  }
+  Py_END_ALLOW_THREADS;
+  if (failed) return PyErr_Format(PyExc_RuntimeError, "%s", error.c_str());
+  Py_RETURN_NONE;
+}
+
 PyMethodDef methods[] = {
     {"build", build, METH_NOARGS, "key=value pairs, separated by ';'"},
     {"instruction_sets", instruction_sets, METH_NOARGS, "those that this machine has, from the plainest to the best"},
     {"use_instruction_set", use_instruction_set, METH_O, "makes the operations use one of them"},
     {"use_threads", use_threads, METH_O, "makes this thread's operations use so many threads; 0: as many as torch has"},
+    {"new_program", new_program, METH_NOARGS, "an empty program"},
+    {"keep_next", keep_next, METH_O, "makes a program keep this thread's next call of an operation; None: it is run"},
+    {"run_program", run_program, METH_O, "runs the calls that a program keeps"},
     {nullptr, nullptr, 0, nullptr}};
 PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
 

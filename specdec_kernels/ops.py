@@ -223,11 +223,8 @@ torch.library.register_fake(
 _library.define("write_rows(Tensor(a!) target, Tensor rows, Tensor source) -> ()", tags=(torch.Tag.pt2_compliant_tag,))
 torch.library.register_fake(f"{NAMESPACE}::write_rows", lambda *_: None, lib=_library)
 
-# Of a Program, by its number.
-_library.define("new_program() -> int")
-_library.define("keep_next(int program, Tensor[] results) -> ()")
-_library.define("run_program(int program) -> ()")
-_library.define("free_program(int program) -> ()")
+# Those of the call that a program keeps next (program_api.py).
+_library.define("keep_results(Tensor[] results) -> ()")
 
 
 def implement(name: str, function: Callable) -> None:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import functools
-import weakref
+import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from .backends import operation, unavailable
+from .backends.native import missing
 from .ops import handle
-from .types import Backend
 
-_keep_next, _run, _free = (handle(name)._op for name in ("keep_next", "run_program", "free_program"))
+_keep_results = handle("keep_results")._op
 _KEEPABLE = frozenset(
     handle(name)
     for name in (
@@ -26,7 +25,7 @@ Call = tuple[Any, Sequence[Any], Mapping[str, Any]]  # an operation and its argu
 
 @functools.cache
 def _has_native() -> bool:
-    return unavailable(Backend.CPU, "cpu") is None
+    return missing() is None
 
 
 class Program:
@@ -46,8 +45,10 @@ class Program:
     """
 
     def __init__(self) -> None:
-        self._number: int = operation("new_program", Backend.CPU, "cpu")()
-        weakref.finalize(self, _free, self._number).atexit = False
+        if reason := missing():
+            raise RuntimeError(reason)
+        self._native = importlib.import_module("specdec_kernels._C")
+        self._calls: Any = self._native.new_program()
 
     @staticmethod
     def keeps(operation: object) -> bool:
@@ -75,11 +76,12 @@ class Program:
         """
         if not self.keeps(kept):
             raise ValueError(f"kept: got {kept}, allowed: {', '.join(sorted(map(str, _KEEPABLE)))}")
-        _keep_next(self._number, [*results])
         try:
+            _keep_results([*results])
+            self._native.keep_next(self._calls)
             kept._op(*args, **(kwargs or {}))
         finally:
-            _keep_next(0, [])
+            self._native.keep_next(None)
 
     def run(self) -> None:
         """Runs all calls in their order.
@@ -87,7 +89,7 @@ class Program:
         Raises:
             RuntimeError: as the operations; later calls then do not run.
         """
-        _run(self._number)
+        self._native.run_program(self._calls)
 
 
 def native_form(called: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:

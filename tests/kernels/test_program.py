@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import threading
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from specdec_kernels import Program, native_form, rms_norm
 from specdec_kernels.ops import handle
@@ -89,12 +91,43 @@ def test_what_cannot_be_kept_is_refused_and_the_next_call_runs():
 
 def test_a_program_is_freed_with_what_it_keeps():
     program, x = Program(), numbers(2)
+    before = x._use_count()
     program.keep(ADD, (x, x), results=[torch.zeros(2)])
-    number = program._number
-    handle("run_program")(number)
+    assert x._use_count() == before + 2
     del program
-    with pytest.raises(RuntimeError, match=f"there is no program {number}"):
-        handle("run_program")(number)
+    assert x._use_count() == before
+
+
+class Calls(TorchDispatchMode):
+    """Keeps the calls of operations, as who captures or traces them does."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.seen.append(function)
+        return function(*args, **(kwargs or {}))
+
+
+def test_nobody_sees_that_a_program_is_made_run_or_freed():
+    """Who repeated it would free a program twice."""
+    x, y = numbers(2), torch.zeros(2)
+    with Calls() as calls:
+        program = Program()
+    program.keep(ADD, (x, x), results=[y])
+    with calls:
+        program.run()
+        del program
+    assert torch.equal(y, 2 * x) and not calls.seen
+
+
+def test_only_a_program_is_one():
+    native = importlib.import_module("specdec_kernels._C")
+    for call in (native.run_program, native.keep_next):
+        with pytest.raises(ValueError, match="PyCapsule"):
+            call(3)
+    assert torch.equal(ADD(numbers(2), numbers(2)), numbers(2) * 2)
 
 
 def test_threads_have_programs_of_their_own():

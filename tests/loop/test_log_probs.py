@@ -14,7 +14,6 @@ from specdec.loop.graphs import StepGraphs
 from specdec.loop.log_probs import MAX_TOP, read_scores, score
 from specdec.models import cached_model
 from specdec.models.prefill import PrefillChunk
-from support.allocations import unrecorded
 from support.crowds import scheduler
 from support.models import VOCABULARY, generate, prompts, tiny_model, tunable_pair
 from support.recorded import record
@@ -341,7 +340,6 @@ def test_cancelled_while_its_prompt_is_read():
 @pytest.mark.parametrize("async_scheduling", (False, True))
 def test_replayed_steps(monkeypatch, async_scheduling):
     """Log-probabilities travel in the report, so a step that computes them is a graph as well, and runs ahead."""
-    unrecorded(monkeypatch)
     monkeypatch.setattr(validation, "check_counts", lambda *values: None)  # nor are they read on a GPU
     decoder = SpeculativeDecoder(*tunable_pair(0.5, layers=1), num_drafts=3)
     outcomes = []

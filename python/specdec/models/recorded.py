@@ -105,19 +105,19 @@ class _Replay:
     """A recording over one cache. To make a program takes as long as a few replays in Python, which come first."""
 
     def __init__(self, recording: Recording, own: Sequence[torch.Tensor], memory: Memory):
-        self.was_program, self._left = False, _FIRST
-        self._called, self._programs = recording.bind(*own), recording.programs
-        self._own, self._memory = own, memory
+        self.was_program, self._left, self._called = False, _FIRST, recording.bind(*own)
         self._program: Forward | None = None
+        self._bind = None if recording.programs is None else functools.partial(recording.programs.bind, memory, own)
 
     def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
-        if self._left == 0 and self._programs is not None:
-            with contextlib.suppress(NotImplementedError):
-                self._program = self._programs.bind(self._memory, self._own)
-            self._programs = None
-        self._left -= 1
-        # A profiler, or what else looks at operations, shall see every one.
+        # A profiler, or what else looks at operations, shall see every one, and none that makes a program.
         watched = torch.autograd.profiler._is_profiler_enabled or _get_current_dispatch_mode() is not None
+        if self._left > 0:
+            self._left -= 1
+        elif self._bind is not None and not watched:
+            with contextlib.suppress(NotImplementedError):
+                self._program = self._bind()
+            self._bind = None
         program = None if watched else self._program
         self.was_program = program is not None
         return self._called(*inputs) if program is None else program(*inputs)
