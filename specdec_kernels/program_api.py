@@ -36,6 +36,8 @@ class Program:
         RuntimeError: there is no native code, with what is missing.
 
     Example:
+        >>> import torch
+        >>> from specdec_kernels import Program
         >>> x, y = torch.tensor([[1.0]]), torch.empty(1, 1)
         >>> program = Program()
         >>> program.keep(torch.ops.specdec_kernels.rms_norm.default, (x, None, 3.0, 0.0), results=[y])
@@ -102,6 +104,8 @@ def native_form(called: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
         args, kwargs: what it is called with.
 
     Example:
+        >>> import torch
+        >>> from specdec_kernels import native_form
         >>> x = torch.ones(2)
         >>> native_form(torch.ops.aten.add.Tensor, (x, x), {})[0]
         <OpOverload(op='specdec_kernels.add', overload='default')>

@@ -61,7 +61,7 @@ def test_it_is_the_model_of_these_numbers(case, dtype):
     assert num_parameters(own) == num_parameters(twin) == sum(p.numel() for p in twin.parameters())
     ids = torch.arange(11)[None]
     whole, exact = logits(own, ids), logits(twin, ids)
-    near = {"rtol": 0, "atol": 3e-3 * exact.abs().max().item()}
+    near = {"rtol": 0, "atol": 6e-3 * exact.abs().max().item()}  # a part of 2**-16 of each input, through all layers
     torch.testing.assert_close(whole, exact, **near)
     assert not torch.equal(whole, exact)
     for tokens in (1, 3):
