@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from specdec.evaluation.machine import machine, thread_hints
+from specdec.evaluation.machine import machine, page_hints, thread_hints
 
 GIB = 2**30
 
@@ -62,3 +62,13 @@ def test_hints():
     assert many.startswith("torch computes with 8 threads on 2 CPUs") and many.endswith("OMP_NUM_THREADS=2")
     (busy,) = thread_hints(2, 2, 3.25)
     assert "load 3.2 on 2 CPUs" in busy and "OMP_NUM_THREADS=1" in busy
+
+
+def test_a_system_without_huge_pages_is_told(tmp_path):
+    setting = tmp_path / "enabled"
+    assert page_hints(setting) == []  # no Linux
+    setting.write_text("always [madvise] never\n")
+    assert page_hints(setting) == []
+    setting.write_text("always madvise [never]\n")
+    (hint,) = page_hints(setting)
+    assert hint.startswith("no huge pages") and hint.endswith(f"echo madvise > {setting}")

@@ -27,11 +27,11 @@ def doctor(
 
     from specdec_kernels import build_info
 
-    from ..evaluation.machine import machine, thread_hints
+    from ..evaluation.machine import machine, page_hints, thread_hints
 
     built = build_info()
     info: dict[str, Any] = {**built, "transformers": metadata.version("transformers"), **machine()}
-    info["hints"] = thread_hints(info["cpus"]["usable"], info["threads"], info["load"])
+    info["hints"] = [*thread_hints(info["cpus"]["usable"], info["threads"], info["load"]), *page_hints()]
     if model is not None:
         info["native_parts"] = _native_parts(model)
     if as_json:

@@ -12,6 +12,7 @@ import torch
 from ..models.control_groups import groups
 from ..models.cpu_units import cpu_units
 from ..models.free_memory import free_memory
+from ..models.huge_pages import SETTING, has_huge_pages
 
 
 def cpu_name(root: Path = Path("/")) -> str:
@@ -82,6 +83,13 @@ def thread_hints(usable: int, threads: int, load: float | None) -> list[str]:
             f"{threads} threads: try OMP_NUM_THREADS=1 (on two shared CPUs, 0.64 s where two threads took 7.1 s)"
         ]
     return []
+
+
+def page_hints(setting: Path = SETTING) -> list[str]:
+    """Says where Linux gives no huge pages to the weights of models."""
+    if not setting.exists() or has_huge_pages(setting):
+        return []
+    return [f"no huge pages, without which reading weights may take twice as long: echo madvise > {setting}"]
 
 
 def _quotas(root: Path) -> list[float]:

@@ -17,9 +17,10 @@ from ..checks import refuse
 from .attention import MAX_QUERIES, Mask, Queries, block_mask, choose, dense_mask, seen_slots, with_attention
 from .compiled import CompiledForward, compiled_copy
 from .copied_modules import same_objects
+from .huge_pages import move_to_huge_pages
 from .kv_cache import StaticKVCache, check_cache_dtype, stored_dtype, visible_slots
 from .kv_layer import LayerSlot, Slot
-from .linear import is_native, with_native_linear
+from .linear import NativeLinear, is_native, with_native_linear
 from .native_parts import with_native_parts
 from .prefill import PrefillChunk
 from .recorded import RecordedForwards, is_recordable
@@ -392,8 +393,9 @@ class CachedModel:
             self._prompts = self._steps
         elif not same_objects(inside, self._inside):
             model = with_recurrence(self.model) if self.recurrent else self.model
-            self._inside, self._recorded = inside, RecordedForwards(weights)
             self._steps = with_native_parts(with_native_linear(with_attention(model, self._attention)))
+            move_to_huge_pages(m.weight for m in self._steps.modules() if isinstance(m, NativeLinear))
+            self._inside, self._recorded = inside, RecordedForwards(weights)
             self._prompts = model if self._attention == "flex" else self._steps
         on_cpu = self.device.type == "cpu" and self._attention != "flex"
         self._records = on_cpu and not self._compile and is_recordable(self._steps)
