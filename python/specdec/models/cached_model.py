@@ -17,10 +17,10 @@ from ..checks import refuse
 from .attention import MAX_QUERIES, Mask, Queries, block_mask, choose, dense_mask, seen_slots, with_attention
 from .compiled import CompiledForward, compiled_copy
 from .copied_modules import same_objects
-from .huge_pages import move_to_huge_pages
+from .huge_pages import move_to_huge_pages, read_whole
 from .kv_cache import StaticKVCache, check_cache_dtype, stored_dtype, visible_slots
 from .kv_layer import LayerSlot, Slot
-from .linear import NativeLinear, is_native, with_native_linear
+from .linear import is_native, with_native_linear
 from .native_parts import with_native_parts
 from .prefill import PrefillChunk
 from .recorded import RecordedForwards, is_recordable
@@ -394,7 +394,7 @@ class CachedModel:
         elif not same_objects(inside, self._inside):
             model = with_recurrence(self.model) if self.recurrent else self.model
             self._steps = with_native_parts(with_native_linear(with_attention(model, self._attention)))
-            move_to_huge_pages(m.weight for m in self._steps.modules() if isinstance(m, NativeLinear))
+            move_to_huge_pages(read_whole(self.model))
             self._inside, self._recorded = inside, RecordedForwards(weights)
             self._prompts = model if self._attention == "flex" else self._steps
         on_cpu = self.device.type == "cpu" and self._attention != "flex"

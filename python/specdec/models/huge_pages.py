@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import mmap
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
+from torch import nn
 
 PAGE = 2 << 20
 AT_ONCE = 128 * PAGE  # bytes of a mapping, at least: weights are moved one by one, and few are as large as a page
@@ -22,6 +23,13 @@ SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 def has_huge_pages(setting: Path = SETTING) -> bool:
     """Whether the system gives them to memory that asks for them."""
     return hasattr(mmap, "MADV_HUGEPAGE") and setting.exists() and "[never]" not in setting.read_text()
+
+
+def read_whole(model: nn.Module) -> Iterator[torch.Tensor]:
+    """The parameters of which every number is read in a step: not those of embeddings alone."""
+    for module in model.modules():
+        if not isinstance(module, nn.Embedding):
+            yield from (parameter for parameter in module._parameters.values() if parameter is not None)
 
 
 @torch.inference_mode(False)

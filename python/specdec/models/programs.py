@@ -135,8 +135,8 @@ class Programs:
         called = [step.is_kept for step in self._steps if not step.is_view]
         if 2 * sum(called) < len(called) or not called:
             raise NotImplementedError("most calls are PyTorch's")
-        new = (x for step in self._steps if not step.is_view for x in step.made.values())
-        if max(x.bytes for x in (*self._inputs, *new)) > _LARGEST:
+        placed = [x for step in self._steps if not step.is_view for x in step.made.values()]
+        if max(x.bytes for x in (*self._inputs, *placed)) > _LARGEST:
             raise NotImplementedError("it is no small step")
 
     @torch.inference_mode(False)
