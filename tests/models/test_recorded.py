@@ -349,6 +349,9 @@ def test_programs_of_a_cache_share_their_memory():
     assert replayed._recorded.programs == 8 * 1 + 5 and used[-1] <= 2 * used[0] < 100_000
 
 
+LARGE = torch.ones(600, 600)
+
+
 def double(x, own):
     return x + x
 
@@ -367,6 +370,7 @@ def double(x, own):
         ([double, *[lambda x, own: x * 2] * 3], 0),  # most are PyTorch's
         ([lambda x, own: x.as_strided((1, 2), (2, 1), 0), double, double, double], 0),  # of an input
         ([lambda x, own: x.new_ones(600, 600)] + [double] * 4, 0),  # large
+        ([double, double, lambda x, own: x + LARGE.view(-1)[:2], double, double], 2),  # which is only looked at
     ],
 )
 def test_what_is_a_program(calls, programs):
