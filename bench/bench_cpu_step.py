@@ -3,8 +3,9 @@ read once.
 
     python bench/bench_cpu_step.py --json bench/results/cpu_step.json
 
-The floor is the sum of a buffer of as many bytes (``floor``), in turns with the steps, since a shared machine's
-bandwidth changes from minute to minute. ``products`` are those of the model's linear layers, without anything between.
+The floor is the sum of a buffer of as many bytes, in huge pages as the weights are (``floor``), in turns with the
+steps, since a shared machine's bandwidth changes from minute to minute. ``products`` are those of the model's linear
+layers, without anything between.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 import typer
 from measure import Method, compared, interleave, prepare, summary
 from specdec.models.cached_model import CachedModel
+from specdec.models.huge_pages import move_to_huge_pages
 from specdec.models.stored_weights import compute_in_float32
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -63,7 +65,7 @@ def main(
             model = model_of(shape, getattr(torch, dtype))
             weights = [m.weight for m in model.modules() if isinstance(m, torch.nn.Linear)]
             size = sum(weight.numel() * weight.itemsize for weight in weights)
-            buffer = torch.rand(size // 4)
+            move_to_huge_pages([buffer := torch.rand(size // 4)])
             cached = CachedModel(model)
             with torch.inference_mode():
                 cache = cached.new_cache(1, 2 * STORED)
