@@ -53,8 +53,8 @@ DRAFTERS = {
     "suffix": lambda target, draft, tokenizer: SuffixDrafter(),
     "early_exit": lambda target, draft, tokenizer: EarlyExitDrafter(target, 3),
     "universal": lambda target, draft, tokenizer: UniversalDrafter(draft, tokenizer, tokenizer),
-    "eagle3": lambda target, draft, tokenizer: load_embedded_head("eagle3"),
-    "medusa": lambda target, draft, tokenizer: load_embedded_head("medusa"),
+    "eagle3": lambda target, draft, tokenizer: load_embedded_head("eagle3", target),
+    "medusa": lambda target, draft, tokenizer: load_embedded_head("medusa", target),
     "predicted": lambda target, draft, tokenizer: PredictedDrafter(SpeculativeDecoder(target, draft).drafter),
     "hostile": lambda target, draft, tokenizer: Hostile(),
 }

@@ -49,6 +49,10 @@ def compiler(tokenizer) -> GrammarCompiler:
         (regex, "a\0b", "a NUL"),
         (regex, "\ud800", "lone surrogate"),
         (regex, "((a{100}){10,}){5}", "repetitions that multiply to 5000"),
+        (regex, "a{" + "0" * 40 + "9999}", "repetitions that multiply to 9999"),
+        (regex, "a{99999999999999}", "repetitions that multiply to 9999999999"),
+        (regex, "(" * 30_000 + "a{9999}", "repetitions that multiply to 9999"),
+        (lark, "start: /(a{100}){100}/", "repetitions that multiply to 10000"),
         (choice, [], "1 to 1000 texts"),
         (choice, "yes", "1 to 1000 texts"),
         (choice, ["yes", ""], "1 to 1000 texts"),
@@ -216,6 +220,21 @@ def test_forced_tokens_are_those_of_masks_with_one_bit(compiler, tokenizer):
     assert tokenizer.decode(masks.forced(0)) == "{" and masks.forced(1) == []
     found = masks.after(masks.send(torch.tensor([masks.forced(0)])))
     assert allowed(found[0, 0]) == {*masks.forced(0)} and len(allowed(found[0, 1])) > 1
+
+
+@pytest.mark.parametrize("source", [schema(OBJECT), regex("a/b"), choice(["yes"]), lark('start: "x"')])
+@pytest.mark.parametrize(("mark", "special"), [("</think>", False), ("<|pad|>", True)])
+def test_a_grammar_may_begin_after_a_mark(compiler, tokenizer, source, mark, special):
+    """Before it there is any text but an end; after it, what the grammar allows first."""
+    masks, alone = (GrammarMasks(compiler.vocab_size, torch.device("cpu")) for _ in range(2))
+    masks.begin(0, compiler.compile(source.after(mark, special)))
+    alone.begin(0, compiler.compile(source))
+    thoughts, none = tokenizer(f"I {{think}}\n so{mark}").input_ids, torch.zeros(1, 0, dtype=torch.int64)
+    found = masks.after(masks.send(torch.tensor([thoughts])))[0]
+    assert all(len(allowed(row)) > 3000 and 0 not in allowed(row) for row in found[:-1])
+    assert torch.equal(found[-1], alone.after(alone.send(none))[0, 0])
+    with pytest.raises(ValueError, match="^mark: got 'end', allowed: a special token"):
+        source.after("end", special=True)
 
 
 def test_two_texts_of_one_grammar_do_not_know_of_each_other(compiler, tokenizer):

@@ -133,12 +133,8 @@ def _form_of(grammar: GrammarSource | None) -> dict[str, Any]:
     if grammar is None:
         return {}
     if grammar.kind == "json_schema":
-        return {
-            "response_format": {
-                "type": "json_schema",
-                "json_schema": {"name": "answer", "schema": json.loads(grammar.text)},
-            }
-        }
+        asked = {"name": "answer", "schema": json.loads(grammar.text)}
+        return {"response_format": {"type": "json_schema", "json_schema": asked}}
     return {"structured_outputs": {grammar.kind: grammar.text}}
 
 

@@ -117,6 +117,9 @@ class Drafts(NamedTuple):
     status: torch.Tensor | None = None  # int32, Status of each row that ``logits`` has or would have; None: all fine
     d2t: torch.Tensor | None = None  # the target's ids of the logits' columns, if these are a reduced vocabulary
     forwards: int = 0  # model calls that drafting took
+    masked: int = (
+        0  # how many drafts of a chain, from the first on, were drawn from what grammars allow, so q is masked
+    )
 
     @classmethod
     def of(cls, proposals: Sequence[Sequence[int]], step: Step) -> Drafts:

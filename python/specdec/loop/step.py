@@ -87,6 +87,7 @@ class AcceptRule:
                 d2t=drafts.d2t,
                 rule=self.rule,
                 allowed=masks,
+                masked_drafts=0 if masks is None or drafts.logits is None else drafts.masked,
                 log_probs=step.log_probs,
                 backend=backend,
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -44,6 +44,16 @@ class GrammarMasks:
 
     def __bool__(self) -> bool:
         return bool(self._matchers)
+
+    @property
+    def while_drafting(self) -> bool:
+        """Whether drafts are drawn from what grammars allow, too: where the host need not wait for each of them."""
+        return bool(self._matchers) and self._device.type == "cpu"
+
+    @property
+    def rows(self) -> Collection[int]:
+        """Those whose texts have grammars."""
+        return self._matchers.keys()
 
     def begin(self, row: int, grammar: Grammar) -> None:
         """Begins a text in this row."""

@@ -80,6 +80,27 @@ class GrammarSource:
         """A Lark grammar in llguidance's dialect, or what its ``StructTag.to_grammar`` returns."""
         return cls("lark", _check_repeats(name, _check_text(name, grammar, "a Lark grammar")))
 
+    def after(self, mark: str, special: bool = False) -> GrammarSource:
+        """Any text up to ``mark``, such as "</think>", and then this. It is one grammar, so the mark may come anywhere
+        in what a step drafts.
+
+        Args:
+            special: whether the mark is a special token of the tokenizer, which no other text contains.
+        """
+        _check_text("mark", mark, "a text")
+        if special and not (mark.startswith("<") and mark.endswith(">")):
+            refuse("mark", shown(mark), "a special token in angle brackets")
+        before = (
+            f"start: TEXT {mark} @answer\nTEXT: "
+            if special
+            else (f"start: text @answer\ntext[suffix={json.dumps(mark, ensure_ascii=False)}]: ")
+        )
+        own = self.for_library()
+        parts = json.loads(own)["grammars"] if own.lstrip().startswith("{") else [{"lark_grammar": own}]
+        parts[0]["name"] = "answer"
+        grammars = [{"name": "text_first", "lark_grammar": before + r"/(.|\n)*/"}, *parts]
+        return GrammarSource("lark", json.dumps({"grammars": grammars}, ensure_ascii=False))
+
     def for_library(self) -> str:
         """Returns it as llguidance compiles it. Raises ValueError with the library's words."""
         from llguidance import LLMatcher
@@ -98,9 +119,10 @@ class GrammarSource:
 def _check_text(name: str, text: object, allowed: str) -> str:
     if not isinstance(text, str) or not text:
         refuse(name, shown(text), allowed)
+    _check_length(name, text)
     if "\0" in text or any("\ud800" <= c <= "\udfff" for c in text):
         refuse(name, "a NUL or a lone surrogate", f"{allowed} without them")
-    return _check_length(name, text)
+    return text
 
 
 def _check_length(name: str, text: str) -> str:
@@ -155,12 +177,14 @@ def _repeats(regex: str) -> int:
             last = groups.pop()
             groups[-1] = max(groups[-1], last)
         elif character == "{":
-            end = regex.find("}", i)
-            numbers = [int(n) for n in regex[i + 1 : end].split(",") if n.isascii() and n.isdigit() and len(n) < 10]
-            last *= max(numbers, default=1)
+            inside, closed, _ = regex[i + 1 : i + 64].partition("}")
+            numbers = [n.strip().lstrip("0")[:10] for n in inside.split(",") if n.strip().isdecimal() and n.isascii()]
+            if not closed and inside[:1].isdigit():
+                return _MOST_REPEATS + 1  # nobody writes a number of so many digits
+            last *= max((int(n or 1) for n in numbers), default=1)
             groups[-1] = max(groups[-1], last)
-            i = max(i, end)
+            i += len(inside) + 1 if closed else 0
         elif character not in "*+?":
             last = 1
-        most, i = max(most, last, *groups), i + 1
+        most, i = max(most, groups[-1]), i + 1
     return most
