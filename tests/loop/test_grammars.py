@@ -30,7 +30,7 @@ from support.grammars import SCHEMAS, tiny_allowed, tiny_grammar
 from support.models import generate, toy_model
 from support.texts import prompts_of
 
-from specdec_kernels import SamplingParams
+from specdec_kernels import SamplingParams, Status
 
 nightly = functools.partial(pytest.param, marks=pytest.mark.nightly)
 
@@ -56,6 +56,7 @@ DRAFTERS = {
     "eagle3": lambda target, draft, tokenizer: load_embedded_head("eagle3", target),
     "medusa": lambda target, draft, tokenizer: load_embedded_head("medusa", target),
     "predicted": lambda target, draft, tokenizer: PredictedDrafter(SpeculativeDecoder(target, draft).drafter),
+    "forced": lambda target, draft, tokenizer: PredictedDrafter(),
     "hostile": lambda target, draft, tokenizer: Hostile(),
 }
 GRAMMARS = {
@@ -125,6 +126,17 @@ def test_a_scheduler_has_the_same_texts(pair, mixed, ahead):
     assert [found[i] for i in range(len(prompts))] == texts[0.8]
 
 
+def test_forced_tokens_are_drafts_that_are_always_accepted(pair, compiler):
+    grammar = compiler.compile(GrammarSource.json_schema(SCHEMAS["const"]))
+    texts = []
+    for drafter, num_drafts in ((None, 0), (PredictedDrafter(), 6)):
+        decoder = SpeculativeDecoder(pair[0], drafter, num_drafts)
+        result = decoder.generate([[5, 6]], max_new_tokens=48, grammar=grammar)
+        texts.append(result.tokens)
+    assert texts[0] == texts[1] and result.stats.drafted == result.stats.accepted > 0
+    assert result.stats.steps < len(texts[0][0])
+
+
 def test_texts_are_what_their_grammars_say(pair, mixed):
     _, _, tokenizer = pair
     texts = dict(zip(GRAMMARS, mixed[2][0.8], strict=True))
@@ -143,7 +155,7 @@ def test_json_validates_against_its_schema(pair, compiler, temperature):
     grammars = [compiler.compile(GrammarSource.json_schema(SCHEMAS[name])) for name in names]
     result = decoder.generate(
         prompts,
-        max_new_tokens=400,
+        max_new_tokens=128,
         params=SamplingParams(temperature),
         seed=list(range(len(names))),
         rule="token",
@@ -208,7 +220,7 @@ def test_where_bans_leave_no_token_the_text_fails_alone(pair, compiler):
         [[5, 6], [5, 6]], max_new_tokens=6, grammar=grammar, banned_tokens=banned
     )
     assert result.finish_reason == [FinishReason.FAILED, FinishReason.EOS]
-    assert result.status[0].name == "TARGET_EMPTY" and not result.status[1]
+    assert Status.TARGET_EMPTY in result.status[0] and not result.status[1]
 
 
 def test_an_engine_decodes_grammars_beside_other_texts(pair, mixed):

@@ -11,15 +11,15 @@ from specdec.sampling.grammar_source import GrammarSource
 
 TOKENS = ("a", "b", "c", "", "ab")
 END = 3
-LANGUAGE = "(a|b|cc)(b|c)*"  # nothing in it is forced, so every way to write a text in tokens is allowed
+LANGUAGE = "(a|b|cc)(b|c)*"  # what it forces is one token long, so every way to write a text in tokens is allowed
 
 
 class _Vocabulary:
     eos_token_id, bos_token_id, special_token_ids = END, None, [END]
     tokens = [token.encode() or b"<end>" for token in TOKENS]
 
-    def __call__(self, text: bytes) -> list[int]:
-        return [TOKENS.index(character) for character in text.decode()]
+    def __call__(self, text: bytes | str) -> list[int]:
+        return [TOKENS.index(character) for character in (text.decode() if isinstance(text, bytes) else text)]
 
 
 @functools.cache

@@ -96,9 +96,9 @@ class GrammarCompiler:
             if not matcher.is_error():
                 matcher.compute_bitmask()  # much of the work is done here
         except ValueError as error:
-            raise _NotHeld(f"llguidance cannot hold it: {_one_line(str(error))}") from error
+            raise _NotHeld(f"llguidance cannot hold it: {one_line(str(error))}") from error
         if matcher.is_error():
-            raise _NotHeld(f"llguidance cannot hold it: {_one_line(matcher.get_error())}")
+            raise _NotHeld(f"llguidance cannot hold it: {one_line(matcher.get_error())}")
         return Grammar(source, self.vocab_size, self.eos, matcher)
 
     def _read_vocabulary(self) -> LLTokenizer:
@@ -133,9 +133,10 @@ def check_source(source: GrammarSource, name: str = "grammar") -> None:
     except ValueError as error:
         words = str(error)
     if words and not words.startswith("WARNING"):
-        raise ValueError(f"{name}: llguidance cannot hold it: {_one_line(words)}")
+        raise ValueError(f"{name}: llguidance cannot hold it: {one_line(words)}")
 
 
-def _one_line(words: str) -> str:
+def one_line(words: str) -> str:
+    """The library's words as a part of an error message."""
     line = " ".join(words.split())
     return line if len(line) <= 300 else line[:297] + "..."

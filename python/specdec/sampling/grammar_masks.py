@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from .grammar import Grammar
+from .grammar import Grammar, one_line
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher
@@ -66,7 +66,7 @@ class GrammarMasks:
     def follow(self, row: int, tokens: Sequence[int]) -> None:
         """Adds emitted tokens to the text of a row. Raises ValueError if the grammar does not allow them."""
         if (matcher := self._matchers.get(row)) is not None and row not in self.errors:
-            if matcher.validate_tokens(list(tokens)) < len(tokens) or not matcher.consume_tokens(list(tokens)):
+            if not matcher.consume_tokens(list(tokens)):
                 raise ValueError("grammar: a token was emitted that it does not allow")
 
     def forced(self, row: int) -> list[int]:
@@ -89,8 +89,8 @@ class GrammarMasks:
         before has probability 0, so these rows are not reached."""
         rows = sent.rows()
         length = sent.tokens.shape[1] + 1
-        masks = torch.full((len(rows), length, -(-self._vocab_size // 32)), -1, dtype=torch.int32)
-        masks = masks.pin_memory() if self._device.type == "cuda" else masks
+        shape, on_gpu = (len(rows), length, -(-self._vocab_size // 32)), self._device.type == "cuda"
+        masks = torch.full(shape, -1, dtype=torch.int32, pin_memory=on_gpu)
         self._fill(masks, {row: drafts for row, drafts in enumerate(rows) if row in self._matchers})
         return masks.to(self._device, non_blocking=True)
 
@@ -118,5 +118,5 @@ class GrammarMasks:
             library.fill_next_token_bitmask_par(self._executor, alone, flat)
         for row in drafts:
             if row not in self.errors and self._matchers[row].is_error():
-                self.errors[row] = ValueError(f"grammar: {self._matchers[row].get_error()}")
+                self.errors[row] = ValueError(f"grammar: {one_line(self._matchers[row].get_error())}")
                 masks[row] = -1

@@ -3,6 +3,7 @@ in which words."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from typing import Literal
@@ -13,9 +14,19 @@ import pytest
 from pydantic import BaseModel, Field
 from support.grammars import SCHEMAS
 
-from .test_clients import MESSAGES, PROMPT, gathered
-
+PROMPT = "class Stack:\n    def push(self, item):"
+MESSAGES = [{"role": "user", "content": "Write a loop."}]
 ASKED = {"model": "embedded", "prompt": PROMPT, "max_tokens": 64, "seed": 5}
+
+
+def gathered(served, calls) -> list:
+    """What ``calls``, each of an asynchronous client, return; all of them run at one time."""
+
+    async def main() -> list:
+        async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as made:
+            return await asyncio.gather(*(call(made) for call in calls))
+
+    return asyncio.run(main())
 
 
 class Point(BaseModel):
