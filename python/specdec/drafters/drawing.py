@@ -91,5 +91,9 @@ class Drawing:
         drafts = Drafts(column("tokens"), status=column("status"), forwards=len(self.draws))
         if not keeps_q(self.batch, self.step):
             return drafts
-        stats, masked = (column("cutoff"), column("lse")), len(self.draws) if self.batch.grammars.while_drafting else 0
-        return drafts._replace(logits=torch.stack(self.rows, 1), stats=stats, d2t=self.d2t, masked=masked)
+        return drafts._replace(
+            logits=torch.stack(self.rows, 1),
+            stats=(column("cutoff"), column("lse")),
+            d2t=self.d2t,
+            masked=len(self.draws) if self.batch.grammars.while_drafting else 0,
+        )
