@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple
@@ -40,7 +41,6 @@ class GrammarMasks:
         self.errors: dict[int, Exception] = {}
         self._matchers: dict[int, LLMatcher] = {}
         self._vocab_size, self._device = vocab_size, device
-        self._executor: LLExecutor | None = None
 
     def __bool__(self) -> bool:
         return bool(self._matchers)
@@ -95,12 +95,9 @@ class GrammarMasks:
         return masks.to(self._device, non_blocking=True)
 
     def _fill(self, masks: torch.Tensor, drafts: dict[int, list[int]]) -> None:
-        from llguidance import LLExecutor
         from llguidance import numpy as library
 
-        if self._executor is None:
-            self._executor = LLExecutor(torch.get_num_threads())
-        alone, following = [], []
+        executor, alone, following = _executor(torch.get_num_threads()), [], []
         for row, own in drafts.items():
             if row in self.errors:
                 continue
@@ -113,10 +110,18 @@ class GrammarMasks:
                 alone.append((matcher, place))
         flat = masks.flatten(0, 1).numpy()
         if following:
-            library.fill_next_token_bitmask_par_with_draft_tokens(self._executor, following, flat)
+            library.fill_next_token_bitmask_par_with_draft_tokens(executor, following, flat)
         if alone:
-            library.fill_next_token_bitmask_par(self._executor, alone, flat)
+            library.fill_next_token_bitmask_par(executor, alone, flat)
         for row in drafts:
             if row not in self.errors and self._matchers[row].is_error():
                 self.errors[row] = ValueError(f"grammar: {one_line(self._matchers[row].get_error())}")
                 masks[row] = -1
+
+
+@functools.cache
+def _executor(threads: int) -> LLExecutor:
+    """The library's own choice would be most of the machine's CPUs."""
+    from llguidance import LLExecutor
+
+    return LLExecutor(threads)
