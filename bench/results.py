@@ -43,6 +43,7 @@ GREEDY_TEXTS = (*ANY_MODEL, *COMPARING, PROMPTS, "bench/bench_greedy_texts.py", 
 RIVALS = (*ANY_MODEL, PROMPTS, "bench/rivals.py", "bench/rival_worker.py", "bench/weights.py")
 SERVED = tuple(f"python/specdec/serving/{name}.py" for name in ("engine", "scheduler"))
 PREFIXES = (*ANY_MODEL, "python/specdec/serving/scheduler.py", PROMPTS, "bench/bench_prefixes.py")
+GRAMMAR = (*ANY_MODEL, "bench/bench_grammar.py", "bench/json_schemas.py")
 LOADING = ("python/specdec/models", "specdec_kernels/*.py", "bench/bench_loading.py", "bench/weights.py")
 PERPLEXITY = (
     *(f"python/specdec/models/{name}" for name in ("linear.py", "packed_weights.py", "stored_weights.py")),
@@ -178,6 +179,9 @@ RESULTS = (
     ),
     Result(
         "prefixes", f"bench/bench_prefixes.py {SMOLLM2} --json {{json}}", PREFIXES, 15, models=(SMOLLM2,),
+    ),
+    Result(
+        "grammar", f"bench/bench_grammar.py {SMOLLM2} --json {{json}}", GRAMMAR, 60, models=(SMOLLM2,),
     ),
     Result(
         "cpu_step", "bench/bench_cpu_step.py --json {json}", (*ANY_MODEL, "bench/bench_cpu_step.py"), 4,

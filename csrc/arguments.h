@@ -89,6 +89,15 @@ inline SamplingArguments prepared_sampling(SamplingTensors& sampling, int64_t ba
   };
 }
 
+// The words that have a bit for each of these tokens.
+inline int64_t words_of(int64_t tokens) { return (tokens + 31) / 32; }
+
+// allowed [rows..., W], if there is any, made dense. The result points into it.
+inline AllowedRows prepared_allowed(MaybeTensor& allowed, std::initializer_list<int64_t> shape) {
+  prepare(allowed, shape, ScalarType::Int, "allowed");
+  return {data_of<int32_t>(allowed), shape.end()[-1]};
+}
+
 inline LogitRows rows_of(const Tensor& logits) {
   return {bytes(logits), dtype_of(logits), stride_in_bytes(logits, 0), stride_in_bytes(logits, 1), logits.size(2)};
 }
@@ -111,8 +120,9 @@ inline Rule rule_of(int64_t rule) {
 
 template <void (*run)(const DraftStepParams&, const Tensor&)>
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> draft_step(Tensor logits, SamplingTensors sampling,
-                                                              MaybeTensor drafts, MaybeTensor d2t, Tensor seed,
-                                                              Tensor position, int64_t offset, int64_t rule) {
+                                                              MaybeTensor drafts, MaybeTensor d2t, MaybeTensor allowed,
+                                                              Tensor seed, Tensor position, int64_t offset,
+                                                              int64_t rule) {
   STD_TORCH_CHECK(logits.dim() == 2 && logits.size(1) > 0, "specdec_kernels: logits must be [B, V]");
   STD_TORCH_CHECK(offset >= 0, "specdec_kernels: offset must not be negative");
   const int64_t batch = logits.size(0);
@@ -121,6 +131,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> draft_step(Tensor logits, Sam
   prepare(position, {batch}, ScalarType::Long, "position");
   prepare(drafts, {batch, offset}, ScalarType::Long, "drafts");
   prepare(d2t, {logits.size(1)}, ScalarType::Long, "d2t");
+  const int64_t mapped_words = allowed && allowed->dim() == 2 ? allowed->size(1) : 0;
+  const AllowedRows allowed_rows = prepared_allowed(allowed, {batch, d2t ? mapped_words : words_of(logits.size(1))});
   logits = with_dense_rows(logits);
   Tensor tokens = empty_on(logits, {batch}, ScalarType::Long);
   Tensor log_q = empty_on(logits, {batch}, ScalarType::Float);
@@ -136,6 +148,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> draft_step(Tensor logits, Sam
       .sampling = sampling_arguments,
       .drafts = data_of<int64_t>(drafts),
       .d2t = data_of<int64_t>(d2t),
+      .allowed = allowed_rows,
       .seed = seed.const_data_ptr<int64_t>(),
       .position = position.const_data_ptr<int64_t>(),
       .offset = offset,
@@ -153,8 +166,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> draft_step(Tensor logits, Sam
 template <void (*run)(const SpeculativeStepParams&, const Tensor&)>
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> speculative_step(
     Tensor target_logits, Tensor draft_tokens, MaybeTensor draft_logits, MaybeTensor draft_cutoff,
-    MaybeTensor draft_lse, MaybeTensor d2t, MaybeTensor num_drafts, SamplingTensors sampling, Tensor seed,
-    Tensor position, int64_t rule, bool log_probs) {
+    MaybeTensor draft_lse, MaybeTensor d2t, MaybeTensor num_drafts, SamplingTensors sampling, MaybeTensor allowed,
+    int64_t masked_drafts, Tensor seed, Tensor position, int64_t rule, bool log_probs) {
   STD_TORCH_CHECK(target_logits.dim() == 3 && target_logits.size(1) > 0 && target_logits.size(2) > 0,
                   "specdec_kernels: target_logits must be [B, K+1, V]");
   const int64_t batch = target_logits.size(0), k = target_logits.size(1) - 1, vocabulary = target_logits.size(2);
@@ -165,6 +178,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> speculative_step(
   prepare(num_drafts, {batch}, ScalarType::Long, "num_drafts");
   prepare(draft_cutoff, {batch, k}, ScalarType::Float, "draft_cutoff");
   prepare(draft_lse, {batch, k}, ScalarType::Float, "draft_lse");
+  const AllowedRows allowed_rows = prepared_allowed(allowed, {batch, k + 1, words_of(vocabulary)});
   target_logits = with_dense_rows(target_logits);
   const LogitRows draft = prepared_draft(draft_logits, d2t, batch, k, vocabulary);
   STD_TORCH_CHECK(draft_cutoff.has_value() == draft_lse.has_value() && (draft_logits || (!draft_lse && !d2t)),
@@ -184,6 +198,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> speculative_step(
       .d2t = data_of<int64_t>(d2t),
       .num_drafts = data_of<int64_t>(num_drafts),
       .sampling = sampling_arguments,
+      .allowed = allowed_rows,
+      .masked_drafts = masked_drafts,
       .seed = seed.const_data_ptr<int64_t>(),
       .position = position.const_data_ptr<int64_t>(),
       .batch = batch,

@@ -21,6 +21,7 @@ def draft_step(
     table: TokenTable | None = None,
     drafts: torch.Tensor | None = None,
     d2t: torch.Tensor | None = None,
+    allowed: torch.Tensor | None = None,
     backend: str = "auto",
 ) -> DraftStep:
     """Draws the next draft token of every sequence from raw logits, and returns what verification needs to know of q.
@@ -43,12 +44,14 @@ def draft_step(
         drafts: [B, offset] int64 or int32: this step's drafts so far. Required with a ``table`` if offset > 0.
         d2t: [V] int64, ascending: for every id of a reduced draft vocabulary, the target's id (EAGLE-3, arXiv
             2503.01840). ``tokens`` are then the target's ids.
+        allowed: [B, W] int32, W = ceil(V / 32): the tokens that may be drawn, as in ``speculative_step``. The bits are
+            those of the target's ids, so with ``d2t`` W is that of the target's vocabulary. None: all may be.
         backend: ``auto``, ``reference``, ``cpu``, ``triton`` or ``cuda``. An explicit choice never falls back.
 
     Returns:
         DraftStep: tokens [B] int64, log_q, cutoff, lse [B] float32, status [B] int32. A row that has no distribution
-        (it holds NaN or +inf, or only -inf) gets token -1, which ``speculative_step`` takes as the end of that
-        sequence's drafts.
+        (it holds NaN or +inf, or only -inf, or allows nothing) gets token -1, which ``speculative_step`` takes as the
+        end of that sequence's drafts.
 
     Raises:
         ValueError: names the argument, what was given and what is allowed.
@@ -79,12 +82,15 @@ def draft_step(
         check.refuse("drafts", f"None with a table and offset={offset}", f"the step's drafts so far, [B, {offset}]")
     if d2t is not None:
         check.check_d2t(d2t, vocabulary, device)
+    if allowed is not None:
+        check.check_allowed(allowed, (batch,), vocabulary, device, d2t)
     return DraftStep(
         *operation("draft_step", backend, device.type)(
             logits,
             list(sampling),
             drafts,
             d2t,
+            allowed,
             check.per_sequence("seed", seed, batch, device, lowest=-(2**63)),
             check.per_sequence("position", position, batch, device, lowest=0),
             offset,
@@ -141,6 +147,8 @@ def speculative_step(
     draft_stats: tuple[torch.Tensor, torch.Tensor] | None = None,
     d2t: torch.Tensor | None = None,
     table: TokenTable | None = None,
+    allowed: torch.Tensor | None = None,
+    masked_drafts: int = 0,
     rule: str = "token",
     log_probs: bool = False,
     backend: str = "auto",
@@ -168,8 +176,16 @@ def speculative_step(
         draft_stats: (cutoff, lse), [B, K] each, as ``draft_step`` returned them. None: they are computed again.
         d2t: [draft vocabulary] int64, ascending; ``draft_logits`` is then [B, K, draft vocabulary].
         table: as in ``draft_step``; in row i the i drafts before it count as generated.
+        allowed: [B, K+1, W] int32, W = ceil(V / 32): which tokens may follow after i drafts, as a grammar says it.
+            Token v may iff bit v % 32 (0 is the lowest) of word v // 32 of row i is 1; bits beyond V have no effect.
+            Any other token's logit counts as -inf, before penalties and filters, in p alone. A draft that may not
+            follow is rejected, so the rows after it are never used. None: all may.
+        masked_drafts: 0 to K: so many drafts of each sequence, from the first on, were drawn with this step's
+            ``allowed``: draft i < masked_drafts with ``draft_step(allowed=allowed[:, i])``. In these rows of
+            ``draft_logits`` the same tokens count as -inf. 0 without ``allowed`` or ``draft_logits``.
         rule: ``token``, ``block`` or ``coupled``.
-        log_probs: also return the log-probabilities of the emitted tokens, under p and under softmax(raw logits).
+        log_probs: also return the log-probabilities of the emitted tokens, under p and under softmax(raw logits), which
+            ``allowed`` does not mask.
         backend: ``auto``, ``reference``, ``cpu``, ``triton`` or ``cuda``. An explicit choice never falls back.
 
     Returns:
@@ -206,6 +222,13 @@ def speculative_step(
     drafts = (batch, rows - 1)
     check.check_like("draft_tokens", draft_tokens, drafts, check.INTEGER_DTYPES, device)
     q = check.check_q(draft_logits, draft_stats, d2t, drafts, vocabulary, device, rule, backend)
+    if allowed is not None:
+        check.check_allowed(allowed, (batch, rows), vocabulary, device)
+    most_masked = 0 if allowed is None or draft_logits is None else rows - 1
+    if isinstance(masked_drafts, bool) or not isinstance(masked_drafts, int) or not 0 <= masked_drafts <= most_masked:
+        check.refuse(
+            "masked_drafts", repr(masked_drafts), f"0 to K = {rows - 1}, and 0 without allowed or draft_logits"
+        )
     if num_drafts is not None:
         check.check_like("num_drafts", num_drafts, (batch,), check.INTEGER_DTYPES, device)
         check.check_counts("num_drafts", num_drafts, rows - 1, "K")
@@ -215,6 +238,8 @@ def speculative_step(
         *q,
         None if num_drafts is None else num_drafts.to(torch.int64),
         list(check.sampling_of(params, table, batch, device)),
+        allowed,
+        masked_drafts,
         check.per_sequence("seed", seed, batch, device, lowest=-(2**63)),
         check.per_sequence("position", position, batch, device, lowest=0),
         number,

@@ -14,6 +14,7 @@ import torch
 
 NAMESPACE = "specdec_kernels"
 VARIANTS = ("", "_reference", "_triton")
+WORD_BITS = 32  # tokens of one word of `allowed`, the lowest bit first
 RULES = ("token", "block", "coupled")  # operations take a rule as its index here
 TREE_RULES = ("walk", "token", "block")  # verify_tree's
 
@@ -50,17 +51,19 @@ class SamplingTensors(NamedTuple):
 # the dispatcher reads faster than a tuple.
 SCHEMAS = {
     # drafts [B, offset]: the step's drafts before this one, which the penalties count; d2t [V]: ascending target ids of
-    # the draft's vocabulary.
+    # the draft's vocabulary; allowed [B, W]: bits by the target's ids.
     "draft_step": (
-        "(Tensor logits, Tensor?[] sampling, Tensor? drafts, Tensor? d2t, Tensor seed, Tensor position, int offset,"
-        " int rule) -> (Tensor tokens, Tensor log_q, Tensor cutoff, Tensor lse, Tensor status)"
+        "(Tensor logits, Tensor?[] sampling, Tensor? drafts, Tensor? d2t, Tensor? allowed, Tensor seed,"
+        " Tensor position, int offset, int rule) -> (Tensor tokens, Tensor log_q, Tensor cutoff, Tensor lse,"
+        " Tensor status)"
     ),
-    # draft_logits [B, K, V], with d2t [B, K, length of d2t]; without them, q is one-hot.
+    # draft_logits [B, K, V], with d2t [B, K, length of d2t]; without them, q is one-hot. allowed [B, K+1, W], of which
+    # the first `masked_drafts` rows hold for the draft's logits, too.
     "speculative_step": (
         "(Tensor target_logits, Tensor draft_tokens, Tensor? draft_logits, Tensor? draft_cutoff, Tensor? draft_lse,"
-        " Tensor? d2t, Tensor? num_drafts, Tensor?[] sampling, Tensor seed, Tensor position, int rule, bool log_probs)"
-        " -> (Tensor tokens, Tensor num_accepted, Tensor status, Tensor num_emitted, Tensor log_probs,"
-        " Tensor raw_log_probs)"
+        " Tensor? d2t, Tensor? num_drafts, Tensor?[] sampling, Tensor? allowed, int masked_drafts, Tensor seed,"
+        " Tensor position, int rule, bool log_probs) -> (Tensor tokens, Tensor num_accepted, Tensor status,"
+        " Tensor num_emitted, Tensor log_probs, Tensor raw_log_probs)"
     ),
     # drafts [B, depth]: the tokens from the root's child down to the node; offset [B]: the row of the node in the tree.
     "draft_children": (

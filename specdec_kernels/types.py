@@ -78,7 +78,7 @@ class Status(enum.IntFlag):
     OK = 0
     TARGET_NAN = 1
     TARGET_POSITIVE_INFINITY = 2
-    TARGET_EMPTY = 4  # the whole row is -inf
+    TARGET_EMPTY = 4  # the whole row is -inf, or its allowed tokens are: the row allows none, perhaps
     DRAFT_NAN = 8
     DRAFT_POSITIVE_INFINITY = 16
     DRAFT_EMPTY = 32

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import torch
 
-from .ops import RULES, TREE_RULES, SamplingTensors, statistics_dtype
+from .ops import RULES, TREE_RULES, WORD_BITS, SamplingTensors, statistics_dtype
 from .types import TABLE_PADDING, Rule, SamplingParams, TokenTable, TreeRule
 
 LOGIT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -156,6 +156,21 @@ def check_counts(name: str, counts: torch.Tensor, most: int, letter: str) -> Non
 def check_d2t(d2t: torch.Tensor, draft_vocabulary: int, device: torch.device) -> None:
     check_like("d2t", d2t, (draft_vocabulary,), (torch.int64,), device)
     check_ascending("d2t", d2t)
+
+
+def check_allowed(
+    allowed: torch.Tensor, rows: tuple[int, ...], vocabulary: int, device: torch.device, d2t: torch.Tensor | None = None
+) -> None:
+    """Refuses ``allowed`` that is not [*rows, W]. ``d2t``: the map of a reduced vocabulary, for whose ids any number of
+    words is enough that has a bit for the last one."""
+    if d2t is None:
+        return check_like("allowed", allowed, (*rows, -(-vocabulary // WORD_BITS)), (torch.int32,), device)
+    if not isinstance(allowed, torch.Tensor) or allowed.dim() != len(rows) + 1:
+        refuse("allowed", getattr(allowed, "shape", type(allowed).__name__), f"a tensor {[*rows, 'W']}")
+    words = allowed.shape[-1]
+    check_like("allowed", allowed, (*rows, words), (torch.int32,), device)
+    if device.type == "cpu" and not torch.compiler.is_compiling() and d2t[-1] >= WORD_BITS * words:
+        refuse("allowed", f"{words} words", f"words for all ids of d2t, up to {int(d2t[-1])}")
 
 
 def check_q(

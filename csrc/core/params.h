@@ -20,6 +20,30 @@ struct LogitRows {
   SPECDEC_HD const char* row(int64_t b, int64_t j) const { return data + b * sequence_stride + j * row_stride; }
 };
 
+// The tokens of a row that may follow: bit v % 32 of word v / 32 is that of the target's token v.
+struct AllowedTokens {
+  const int32_t* words = nullptr;  // null: all may
+  int64_t num_words = 0;
+  const int64_t* ids = nullptr;  // the target's ids of a reduced vocabulary, of whose tokens `has` is asked, or null
+
+  SPECDEC_HD bool has(int64_t token) const {
+    if (words == nullptr) return true;
+    const int64_t id = ids == nullptr ? token : ids[token];
+    return id / 32 < num_words && words[id / 32] >> (id % 32) & 1;
+  }
+};
+
+// The same of many rows.
+struct AllowedRows {
+  const int32_t* words = nullptr;  // [rows, num_words]; null: all tokens may follow
+  int64_t num_words = 0;
+
+  SPECDEC_HD AllowedTokens row(int64_t r, const int64_t* ids) const {
+    if (words == nullptr) return {};
+    return {words + r * num_words, num_words, ids};
+  }
+};
+
 // The sampling parameters of every sequence. A null pointer means that these parameters are off, or the list is empty.
 struct SamplingArguments {
   bool has_table;                // a table may have no entries
@@ -44,6 +68,7 @@ struct DraftStepParams {
   SamplingArguments sampling;
   const int64_t* drafts;    // [B, offset] or null
   const int64_t* d2t;       // [V] target ids, ascending, or null
+  AllowedRows allowed;      // [B]
   const int64_t* seed;      // [B]
   const int64_t* position;  // [B]
   int64_t offset;
@@ -65,6 +90,8 @@ struct SpeculativeStepParams {
   const int64_t* d2t;                     // target ids of the draft's vocabulary, ascending, or null
   const int64_t* num_drafts;              // [B], clamped to [0, K], or null: K
   SamplingArguments sampling;
+  AllowedRows allowed;                        // [B, K+1]
+  int64_t masked_drafts;                      // so many of these rows hold for q, too
   const int64_t* seed;                        // [B]
   const int64_t* position;                    // [B]
   int64_t batch, num_drafts_max, vocabulary;  // B, K, V
@@ -76,6 +103,14 @@ struct SpeculativeStepParams {
   int32_t* num_emitted;   // [B]
   float* log_probs;       // [B, K+1], or null
   float* raw_log_probs;   // [B, K+1], null where log_probs is
+
+  SPECDEC_HD AllowedTokens allowed_at(int64_t b, int64_t j) const {
+    return allowed.row(b * (num_drafts_max + 1) + j, nullptr);
+  }
+  // Those among which draft j was drawn.
+  SPECDEC_HD AllowedTokens allowed_to_draft(int64_t b, int64_t j) const {
+    return j < masked_drafts ? allowed.row(b * (num_drafts_max + 1) + j, d2t) : AllowedTokens{};
+  }
 };
 
 // Trees have N nodes, and so N + 1 rows: that of the root, and one for each node.

@@ -18,11 +18,13 @@ struct Patch {
   float logit;
 };
 
-// A row of V raw logits, dense, and the patches that replace some of them, in ascending order of tokens.
+// A row of V raw logits, dense, of which those of tokens that are not allowed count as -inf; and the patches that
+// replace some of them, in ascending order of tokens.
 struct Row {
   const void* data;
   Dtype dtype;
   int64_t size;  // V
+  AllowedTokens allowed = {};
   const Patch* patches = nullptr;
   int64_t num_patches = 0;
 

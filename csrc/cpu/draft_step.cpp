@@ -21,7 +21,7 @@ class Drafting {
 
  private:
   void draw_some(int64_t first, int64_t n) const {
-    const DraftRows rows = draft_rows(params_, params_.offset, first, n);
+    const DraftRows rows = draft_rows(params_, params_.offset, first, n, params_.allowed);
     const StatsOfRows stats(rows.tasks);
     parallel_for(n, kGrainBlocks / 4, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) draw_one(first + i, rows.tasks[i].row, stats[i]);

@@ -1,4 +1,4 @@
-// Loads logits of any dtype as float32, patched. Inlined, so compiled for the caller's instruction set.
+// Loads logits of any dtype as float32, masked and patched. Inlined, so compiled for the caller's instruction set.
 #pragma once
 
 #include <algorithm>
@@ -43,6 +43,19 @@ SPECDEC_BODY const Patch* first_patch(Row row, int64_t token) {
                           [](const Patch& patch, int64_t t) { return patch.token < t; });
 }
 
+// Makes those of the logits [begin, begin + n) -inf whose tokens are not allowed.
+SPECDEC_BODY void mask(const AllowedTokens& allowed, int64_t begin, int64_t n, float* x) {
+  static_assert(kLanes == 32, "a word has a bit for every lane");
+  int64_t i = 0;
+  if (allowed.ids == nullptr && begin % kLanes == 0) {
+    for (; i + kLanes <= n; i += kLanes) {
+      const uint32_t word = static_cast<uint32_t>(allowed.words[(begin + i) / kLanes]);
+      for (int lane = 0; lane < kLanes; ++lane) x[i + lane] = word & 1u << lane ? x[i + lane] : -INFINITY;
+    }
+  }
+  for (; i < n; ++i) x[i] = allowed.has(begin + i) ? x[i] : -INFINITY;
+}
+
 // Logits [begin, begin + n) of a row, n <= kBlock.
 SPECDEC_BODY void load_range(Row row, int64_t begin, int64_t n, float* x) {
   switch (row.dtype) {
@@ -56,6 +69,7 @@ SPECDEC_BODY void load_range(Row row, int64_t begin, int64_t n, float* x) {
       convert<Float16>(row.data, begin, n, x);
       break;
   }
+  if (row.allowed.words != nullptr) mask(row.allowed, begin, n, x);
   if (row.num_patches == 0) return;
   const Patch* end = row.patches + row.num_patches;
   for (const Patch* p = first_patch(row, begin); p != end && p->token < begin + n; ++p) x[p->token - begin] = p->logit;
@@ -80,10 +94,10 @@ SPECDEC_BODY const void* next_of(Row row, int64_t block) {
   return static_cast<const char*>(row.data) + (block + 1) * kBlock * size_in_bytes(row.dtype);
 }
 
-// The block's logits: in place if they are float32, unpatched and in whole lanes, else copied to x[kBlock].
+// The block's logits: in place if they are float32, as they are given and in whole lanes, else copied to x[kBlock].
 SPECDEC_BODY const float* view(Row row, int64_t block, float* x) {
   const int64_t begin = block * kBlock, n = size_of(row, block);
-  if (row.dtype == Dtype::kFloat32 && n % kLanes == 0) {
+  if (row.dtype == Dtype::kFloat32 && n % kLanes == 0 && row.allowed.words == nullptr) {
     if (row.num_patches == 0) return static_cast<const float*>(row.data) + begin;
     const Patch* p = first_patch(row, begin);
     if (p == row.patches + row.num_patches || p->token >= begin + n) {

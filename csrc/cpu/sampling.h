@@ -25,11 +25,11 @@ struct DraftRows {
 
 // Rows [first, first + n) of an operation that drafts. `depth`: how many drafts of each sequence come before them.
 template <class Params>
-DraftRows draft_rows(const Params& params, int64_t depth, int64_t first, int64_t n) {
+DraftRows draft_rows(const Params& params, int64_t depth, int64_t first, int64_t n, AllowedRows allowed = {}) {
   DraftRows rows = {std::vector<RowTask>(n), std::vector<std::vector<Patch>>(n)};
   for (int64_t i = 0; i < n; ++i) {
     const int64_t b = first + i;
-    Row row = {params.logits + b * params.row_stride, params.dtype, params.vocabulary};
+    Row row = {params.logits + b * params.row_stride, params.dtype, params.vocabulary, allowed.row(b, params.d2t)};
     const int64_t* drafts = params.drafts == nullptr ? nullptr : params.drafts + b * depth;
     rows.patches[i] =
         patches_of(params.sampling, b, row, params.d2t, params.position[b], drafts, drafts == nullptr ? 0 : depth);

@@ -56,6 +56,7 @@ std::vector<VerifiedRow> Verification::rows_at(const std::vector<int64_t>& seque
     VerifiedRow& row = rows[i];
     row.sequence = b, row.j = j;
     row.p_row = row_at(params.target, b, j);
+    row.p_row.allowed = params.allowed_at(b, j);
     row.p_patches = patches_of(params.sampling, b, row.p_row, nullptr, position, drafts, j);
     set_patches(row.p_row, row.p_patches);
     row.draft = draft_at(b, j, &row.flags);
@@ -118,7 +119,9 @@ DraftDistribution Verification::q_of(int64_t b, int64_t j) const {
   Distribution distribution = {1.0f / params.sampling.temperature[b], 0.0f, -INFINITY};
   if (params.draft_lse != nullptr)
     distribution.lse = params.draft_lse[at], distribution.cutoff = params.draft_cutoff[at];
-  return {row_at(params.draft, b, j), distribution, params.d2t, params.draft.vocabulary};
+  Row row = row_at(params.draft, b, j);
+  row.allowed = params.allowed_to_draft(b, j);
+  return {row, distribution, params.d2t, params.draft.vocabulary};
 }
 
 // Computes what the test of a row's draft needs, or finds that its q is not a distribution.

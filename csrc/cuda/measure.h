@@ -88,7 +88,7 @@ SPECDEC_DEVICE void begin_copies(const Ring& ring, const Measured& measured, con
 struct Results {
   float *max, *sum;
   bool wants_raw;
-  float *raw_max, *raw_sum;  // if wanted: of the target's items, before bias and penalties, at temperature 1
+  float *raw_max, *raw_sum;  // if wanted: of the target's items, as they are given, at temperature 1
   int target_items, gap;     // gap: items of target rows that are not measured
 
   SPECDEC_DEVICE void write(int item, const BlockStats& stats, const BlockStats& raw) const {
@@ -110,7 +110,7 @@ struct Results {
   }
 };
 
-// By a warp: the statistics of a block after bias and penalties. Calls read() when it has read `data`.
+// By a warp: the statistics of a block after mask, bias and penalties. Calls read() when it has read `data`.
 template <class Read>
 SPECDEC_DEVICE BlockStats adjusted_stats(const char* data, const Row& row, int block, float inverse_temperature,
                                          bool wants_raw, BlockStats* raw, const Read& read) {
@@ -118,14 +118,16 @@ SPECDEC_DEVICE BlockStats adjusted_stats(const char* data, const Row& row, int b
   load_raw(row, block, data, x);
   read();
   if (wants_raw) *raw = block_stats(logits_of(x), 1.0f);
+  mask_block(row, block, x);
   adjust_block(touched_of(row, block), block, x);
   return block_stats(logits_of(x), inverse_temperature);
 }
 
-// By a warp: computes the statistics of its items. row_of(item) returns the item's Row.
+// By a warp: computes the statistics of its items. row_of(item) returns the item's Row. `adjusts`: whether logits count
+// otherwise than they are given, by mask, bias or penalties.
 template <class RowOf>
 SPECDEC_DEVICE void measure(const Measured& measured, const Ring& ring, const Place& place, const Results& results,
-                            bool has_table, float inverse_temperature, const RowOf& row_of) {
+                            bool adjusts, float inverse_temperature, const RowOf& row_of) {
   const int step = place.all_warps, lane = simt::thread() % kWarp;
   const bool refills = ring.slots != nullptr && !ring.stay;
   Cursor now = Cursor::at(measured, place.my_warp, step), ahead = {};
@@ -149,7 +151,7 @@ SPECDEC_DEVICE void measure(const Measured& measured, const Ring& ring, const Pl
       ahead.next(measured, step);
     };
     BlockStats stats, raw = {};
-    if (has_table) {
+    if (adjusts) {
       stats = adjusted_stats(data, row_of(now.item), now.block, inverse_temperature, results.wants_raw, &raw, release);
     } else {
       with_format(now.dtype, [&](auto format) {

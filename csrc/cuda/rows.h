@@ -1,4 +1,4 @@
-// How a warp loads a row's blocks, and adjusts them by bias and penalties.
+// How a warp loads a row's blocks, masks them, and adjusts them by bias and penalties.
 #pragma once
 
 #include "../core/distribution.h"
@@ -19,6 +19,7 @@ struct Row {
   Kept kept;       // where its blocks are in shared memory, if they stay there
   int first_item;  // the item that its first block is
   char* own_copy;  // the warp's shared memory for a block that is not aligned, or that bias and penalties adjust
+  AllowedTokens allowed = {};
 
   SPECDEC_HD int element() const { return dtype == Dtype::kFloat32 ? 4 : 2; }
   SPECDEC_HD int size_of(int block) const {
@@ -66,6 +67,11 @@ SPECDEC_DEVICE float raw_logit(const Row& row, int64_t index) {
   return row.dtype == Dtype::kBFloat16 ? as_float(bits << 16) : simt::half_to_float(bits);
 }
 
+// The same, or -inf where the token may not follow.
+SPECDEC_DEVICE float masked_logit(const Row& row, int64_t index) {
+  return row.allowed.has(index) ? raw_logit(row, index) : -INFINITY;
+}
+
 SPECDEC_DEVICE int64_t target_id(const Row& row, int64_t index) { return row.d2t == nullptr ? index : row.d2t[index]; }
 
 // The logit of a token, by the target's id, after bias and penalties.
@@ -97,7 +103,7 @@ SPECDEC_DEVICE float adjusted(const Row& row, int64_t id, float raw) {
 }
 
 SPECDEC_DEVICE float logit_at(const Row& row, int64_t index) {
-  return adjusted(row, target_id(row, index), raw_logit(row, index));
+  return adjusted(row, target_id(row, index), masked_logit(row, index));
 }
 
 // By a warp: copies a block that is not aligned, or does not end with a granule, to the warp's own_copy, and pads it
@@ -125,6 +131,26 @@ SPECDEC_DEVICE void load_raw(const Row& row, int block, const char* copied, floa
                                                  : granules.first;
   if (granules.shift != 0 || granules.rest != 0) data = aligned_copy(row, data, granules);
   load_aligned(data, row.dtype, row.size_of(block), x);
+}
+
+// By a warp: makes those of a block's logits -inf whose tokens may not follow. Before bias and penalties.
+SPECDEC_DEVICE void mask_block(const Row& row, int block, float (&x)[kEach]) {
+  if (row.allowed.words == nullptr) return;
+  const AllowedTokens& allowed = row.allowed;
+#pragma unroll
+  for (int i = 0; i < kEach; i += kVector) {
+    const int64_t first = int64_t{block} * kBlock + place_of(i);
+    static_assert(32 % kVector == 0, "the bits of neighbours are in one word");
+    uint32_t bits = 0;
+    if (allowed.ids == nullptr) {
+      if (first / 32 < allowed.num_words) bits = static_cast<uint32_t>(allowed.words[first / 32]) >> first % 32;
+    } else {
+#pragma unroll 1
+      for (int k = 0; k < kVector && first + k < row.size; ++k) bits |= uint32_t{allowed.has(first + k)} << k;
+    }
+#pragma unroll
+    for (int k = 0; k < kVector; ++k) x[i + k] = bits >> k & 1 ? x[i + k] : -INFINITY;
+  }
 }
 
 // A warp stores its block to own_copy so that single lanes can adjust single tokens. There, a thread's logits are 32
@@ -216,6 +242,7 @@ SPECDEC_DEVICE void adjust_block(const Touched& touched, int block, float (&x)[k
 SPECDEC_DEVICE void load_block(const Row& row, int block, float (&x)[kEach]) {
   const Touched touched = touched_of(row, block);
   load_raw(row, block, nullptr, x);
+  mask_block(row, block, x);
   adjust_block(touched, block, x);
 }
 

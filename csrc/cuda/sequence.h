@@ -118,6 +118,8 @@ struct Sequence {
   SPECDEC_DEVICE bool greedy() const { return temperature == 0.0f; }
   // Whether drafts are compared with what the target picks.
   SPECDEC_DEVICE bool favours() const { return greedy() || params.rule == kRuleCoupled; }
+  // Whether logits count otherwise than they are given.
+  SPECDEC_DEVICE bool adjusts() const { return params.sampling.has_table || params.allowed.words != nullptr; }
   SPECDEC_DEVICE const int64_t* drafts() const { return params.draft_tokens + b * params.num_drafts_max; }
   // Items are the blocks of target rows 0 .. limit, then those of draft rows that are weighed.
   SPECDEC_DEVICE int target_items() const { return (limit + 1) * memory.n; }
@@ -136,7 +138,8 @@ struct Sequence {
             j,
             memory.ring.kept(),
             static_cast<int>(j) * memory.n,
-            own_copy};
+            own_copy,
+            params.allowed_at(b, j)};
   }
   SPECDEC_DEVICE Row draft_row(int64_t j) const {
     const bool weighed = weighs_drafts(params);
@@ -151,7 +154,8 @@ struct Sequence {
             j,
             weighed ? memory.ring.kept() : Kept{nullptr, 0, 0},
             target_items() + static_cast<int>(j) * blocks_of(params.draft.vocabulary),
-            own_copy};
+            own_copy,
+            params.allowed_to_draft(b, j)};
   }
   SPECDEC_DEVICE Row row_of_item(int item) const {
     const int of_drafts = item - target_items();
@@ -204,7 +208,7 @@ struct Sequence {
       index = find(params.d2t, row.size, id);
       if (params.d2t[index] != id) return -INFINITY;
     }
-    return adjusted(row, id, raw_logit(row, index));
+    return adjusted(row, id, masked_logit(row, index));
   }
 };
 

@@ -19,7 +19,7 @@ SPECDEC_DEVICE void measure_rows(const Sequence& s, const Place& place) {
                            memory.raw_sum,
                            measured.target_items,
                            all_rows * memory.n - measured.target_items};
-  measure(measured, memory.ring, place, results, s.params.sampling.has_table, s.inverse_temperature,
+  measure(measured, memory.ring, place, results, s.adjusts(), s.inverse_temperature,
           [&](int item) { return s.row_of_item(item); });
 }
 

@@ -62,6 +62,7 @@ SPECDEC_DEVICE void subtract_listed(const Row& row, const int64_t* ids, int64_t 
 SPECDEC_DEVICE void weigh_target(const Sequence& s, int64_t j, float w, const Touched& touched, int block, Part part,
                                  float (&p)[kEach]) {
   const Distribution distribution = s.p_of(j);
+  mask_block(touched.row, block, p);
   adjust_block(touched, block, p);
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
@@ -74,6 +75,7 @@ SPECDEC_DEVICE void weigh_target(const Sequence& s, int64_t j, float w, const To
 SPECDEC_DEVICE void subtract_draft(const Sequence& s, int64_t j, const Touched& touched, int block, Part part,
                                    float (&q)[kEach], float (&p)[kEach]) {
   const Distribution distribution = s.q_of(j);
+  mask_block(s.draft_row(j), block, q);
   adjust_block(touched, block, q);
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {

@@ -103,7 +103,7 @@ struct Window {
     const bool wants_raw = s.params.log_probs != nullptr && !is_draft;
     const int i = is_draft ? static_cast<int>(s.params.num_drafts_max) + 1 + j : j;  // as in StepMemory
     BlockStats stats, raw = {};
-    if (s.params.sampling.has_table) {
+    if (s.adjusts()) {
       stats = adjusted_stats(data, s.row(i), block, s.inverse_temperature, wants_raw, &raw, [] {});
     } else {
       with_format(is_draft ? s.params.draft.dtype : s.params.target.dtype, [&](auto format) {
@@ -173,8 +173,7 @@ struct Window {
   // rule `block`, which is done with the row then, releases it.
   SPECDEC_DEVICE void weigh_row(int j, float w, float* masses) {
     if (replaces()) replace_next(s.draft_row(j));
-    const bool plain =
-        (pairs || replaces()) && !s.params.sampling.has_table && s.params.draft.dtype == s.params.target.dtype;
+    const bool plain = (pairs || replaces()) && !s.adjusts() && s.params.draft.dtype == s.params.target.dtype;
     Turn of_p = oldest, of_q = oldest;
     next(&of_q, pairs ? 1 : mine);
     for (int block = place.my_warp; block < s.memory.n; block += place.all_warps) {

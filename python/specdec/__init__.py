@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from .models.kv_cache import StaticKVCache
     from .models.loading import load_embedded_pair, load_model, load_pair
     from .result import FinishReason, GenerationResult, Producer, TokenLogProb
+    from .sampling.grammar import Grammar, GrammarCompiler
+    from .sampling.grammar_source import GrammarSource
     from .serving.engine import Engine, EngineStopped
     from .serving.scheduler import QueueFull, Scheduler
     from .stats import Stats
@@ -33,6 +35,9 @@ __all__ = [
     "EngineStopped",
     "FinishReason",
     "GenerationResult",
+    "Grammar",
+    "GrammarCompiler",
+    "GrammarSource",
     "HeadDrafter",
     "Output",
     "Producer",
@@ -73,6 +78,8 @@ _HOMES = {
     "drafters.universal": ("UniversalDrafter",),
     "serving.engine": ("Engine", "EngineStopped"),
     "models.loading": ("load_embedded_pair", "load_model", "load_pair"),
+    "sampling.grammar": ("Grammar", "GrammarCompiler"),
+    "sampling.grammar_source": ("GrammarSource",),
     "sampling.params": ("SamplingParams",),
     "loop.sequence": ("Output", "Request", "Sequence"),
     "result": ("FinishReason", "GenerationResult", "Producer", "TokenLogProb"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from transformers import LogitsProcessor, PreTrainedModel
@@ -29,9 +29,13 @@ from .models.free_memory import free_memory
 from .models.supported import cached_model, why_no_trees
 from .prompts import TokenIds, check_room, join, read_eos, read_pad, read_prompts, read_seeds
 from .result import FinishReason, GenerationResult
+from .sampling.grammar import Grammar, GrammarCompiler
 from .sampling.params import split_params
 from .stats import Stats
 from .stopping import StoppingCriteria
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 class Decoded(NamedTuple):
@@ -171,6 +175,7 @@ class SpeculativeDecoder:
         processor_prompts: Sequence[Sequence[int]] | None = None,
         top_log_probs: int | None = None,
         prompt_log_probs: int | None = None,
+        grammar: Grammar | None | Sequence[Grammar | None] = None,
     ) -> GenerationResult:
         """Continues every prompt until an end-of-sequence token, an end found by ``stop``, or ``max_new_tokens``.
 
@@ -220,6 +225,9 @@ class SpeculativeDecoder:
             prompt_log_probs: n from 0 to 20: also return the same of every token of the prompt but the first, given
                 those before it. With ``max_new_tokens=0`` nothing else is computed. The prompt is then read in chunks
                 of at most 1024 tokens, whose logits [1024, V] are the largest scratch.
+            grammar: what the texts have to be, made by ``grammar_compiler``; one for all sequences, or one or None for
+                each. A token that it does not allow has probability 0, so the text has the distribution of plain
+                sampling from what is left of the target's at every token. Chains only.
 
         Returns:
             GenerationResult. A sequence whose target logits define no distribution ends there, with its status.
@@ -258,6 +266,7 @@ class SpeculativeDecoder:
             "min_new_tokens": for_each("min_new_tokens", min_new_tokens, size, isinstance(min_new_tokens, int)),
             "logits_processor": for_each("logits_processor", logits_processor, size, one_list),
             "processor_prompt": for_each("processor_prompts", processor_prompts, size, processor_prompts is None),
+            "grammar": for_each("grammar", grammar, size, grammar is None or isinstance(grammar, Grammar)),
         }
         requests = []
         for row in zip(*columns.values(), strict=True):
@@ -299,7 +308,7 @@ class SpeculativeDecoder:
         for sequence in sequences:
             for name, max_length in self._max_lengths.items():
                 check_room([sequence.text], sequence.room, name, max_length)
-            accept_rule.check(sequence)
+            self.check(sequence, accept_rule)
         longest = max((sequence.slots for sequence in sequences), default=1)  # a cache without rows has slots, too
         if sequences:
             self.plan_caches(len(sequences), longest, step=self.target.slot_step)
@@ -325,6 +334,23 @@ class SpeculativeDecoder:
         stats.target_forwards, stats.draft_forwards = batch.steps, batch.draft_forwards
         stats.seconds = batch.timer.with_total()
         return Decoded(sequences, stats, None if batch.session is None else batch.session.error)
+
+    def check(self, sequence: SequenceState, rule: AcceptRule) -> None:
+        """Raises ValueError for a sequence with settings that the rule, or trees, cannot have."""
+        rule.check(sequence)
+        if sequence.request.grammar is not None and self.nodes:
+            refuse("grammar", f"one with tree={self.nodes}", "None, or a decoder without a tree")
+
+    def grammar_compiler(self, tokenizer: PreTrainedTokenizerBase) -> GrammarCompiler:
+        """Returns what compiles grammars for the target, which is worth keeping.
+
+        Args:
+            tokenizer: the target's.
+
+        Raises:
+            ValueError: names the argument, or the package that is missing: ``specdec[grammar]``.
+        """
+        return GrammarCompiler(tokenizer, self.target.vocab_size, read_eos(None, self.target.model))
 
     def _result(self, decoded: Decoded, whole: torch.Tensor, output_logits: bool) -> GenerationResult:
         sequences = decoded.sequences

@@ -95,12 +95,12 @@ def coupled_race(p: torch.Tensor, ids: torch.Tensor, seed, position) -> tuple[to
     return flat_race(p, ids.expand(p.shape), seed, position, 0, RACE)
 
 
-def draft_step_with_margin(logits, sampling, drafts, d2t, seed, position, offset, rule):
+def draft_step_with_margin(logits, sampling, drafts, d2t, allowed, seed, position, offset, rule):
     """(the outputs of ``draft_step``, [B] margins)."""
     sampling = SamplingTensors(*sampling)
     drafts = torch.empty((len(seed), 0), dtype=torch.int64, device=seed.device) if drafts is None else drafts
     greedy, ids = sampling.temperature == 0, torch.arange(logits.shape[1], device=logits.device) if d2t is None else d2t
-    x = adjusted(logits, sampling, position, drafts, d2t)
+    x = adjusted(logits, sampling, position, drafts, d2t, allowed)
     status = row_status(x, DRAFT_STATUS)
     bad = status != 0
     x = torch.where(bad[:, None], 0.0, x)
@@ -129,10 +129,11 @@ class _Verification:
     """One call of ``speculative_step``. Rows of sequences that have ended are computed as well, and ignored."""
 
     def __init__(self, target_logits, draft_tokens, draft_logits, draft_cutoff, draft_lse, d2t, num_drafts, sampling,
-                 seed, position, rule, log_probs):  # fmt: skip
+                 allowed, masked_drafts, seed, position, rule, log_probs):  # fmt: skip
         self.seed, self.position, self.rule, self.wants_log_probs = seed, position, rule, log_probs
         self.sampling, self.target, self.drafts = SamplingTensors(*sampling), target_logits, draft_tokens
         self.draft, self.stats, self.d2t = draft_logits, (draft_cutoff, draft_lse), d2t
+        self.allowed, self.masked_drafts = allowed, masked_drafts
         self.batch, self.rows, self.vocabulary = target_logits.shape
         self.greedy = self.sampling.temperature == 0
         full = torch.full_like(self.seed, self.rows - 1)
@@ -157,7 +158,8 @@ class _Verification:
 
     def target_row(self, j: int):
         """(status flags, p) of row j. A row that has no distribution gets a uniform p, which is not used."""
-        x = adjusted(self.target[:, j], self.sampling, self.position, self.drafts[:, :j])
+        allowed = None if self.allowed is None else self.allowed[:, j]
+        x = adjusted(self.target[:, j], self.sampling, self.position, self.drafts[:, :j], allowed=allowed)
         fault = row_status(x, TARGET_STATUS)
         return fault, distribution(torch.where((fault != 0)[:, None], 0.0, x), self.sampling)
 
@@ -173,7 +175,8 @@ class _Verification:
         log_q, margin = q.log(), torch.full_like(self.margin, torch.inf)
         if j == self.rows - 1 or self.draft is None:
             return wanted, status, x, q, log_q, margin
-        logits = adjusted(self.draft[:, j], self.sampling, self.position, self.drafts[:, :j], self.d2t)
+        allowed = self.allowed[:, j] if self.allowed is not None and j < self.masked_drafts else None
+        logits = adjusted(self.draft[:, j], self.sampling, self.position, self.drafts[:, :j], self.d2t, allowed)
         cutoff, lse = (None if s is None else s[:, j] for s in self.stats)
         fault = row_status(logits, DRAFT_STATUS)
         if lse is not None:  # draft_step returns NaN for a row that has no distribution

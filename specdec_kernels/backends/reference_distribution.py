@@ -1,4 +1,4 @@
-"""The oracle's distribution of a row: raw logits, penalties, temperature and filters to probabilities, in float64.
+"""The oracle's distribution of a row: raw logits, masks, penalties, temperature and filters to probabilities, float64.
 
 ``margin`` is how close the closest decision was, as a relative distance. Here, filters decide which tokens to keep.
 """
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..ops import SamplingTensors, statistics_dtype
+from ..ops import WORD_BITS, SamplingTensors, statistics_dtype
 from ..types import Status
 
 # In float32, masses and thresholds of filters are right to 3e-6, what other decisions compare only to 1e-4. Margins of
@@ -34,17 +34,21 @@ def adjusted(
     position: torch.Tensor,
     drafts: torch.Tensor,
     d2t: torch.Tensor | None = None,
+    allowed: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """[B, V] logits after bias and penalties, in the dtype of statistics, in which kernels compute them.
+    """[B, V] logits after mask, bias and penalties, in the dtype of statistics, in which kernels compute them.
 
-    position: [B] absolute position of the step's first token; drafts: [B, j], the step's drafts before this row.
+    position: [B] absolute position of the step's first token; drafts: [B, j], the step's drafts before this row;
+    allowed: [B, W] bits of the tokens that are not masked.
     """
     x = logits.to(statistics_dtype(logits))
+    columns = torch.arange(x.shape[1], device=x.device) if d2t is None else d2t
+    if allowed is not None:
+        x = torch.where((allowed[:, columns // WORD_BITS] >> columns % WORD_BITS) & 1 == 1, x, float("-inf"))
     table = sampling.table()
     if table is None:
         return x
     table_ids, table_bias, table_in_prompt, table_count = table
-    columns = torch.arange(x.shape[1], device=x.device) if d2t is None else d2t
     size = int(columns[-1]) + 1
 
     def dense(values: torch.Tensor) -> torch.Tensor:

@@ -17,8 +17,8 @@ def reference_draft(inputs: StepInputs, logits: torch.Tensor, offset: int) -> tu
     from ..backends import reference
 
     outputs, margin = reference.draft_step_with_margin(
-        logits, inputs.sampling(), inputs.draft_tokens[:, :offset], inputs.d2t, inputs.seed, inputs.position, offset,
-        RULES.index(inputs.rule),
+        logits, inputs.sampling(), inputs.draft_tokens[:, :offset], inputs.d2t, inputs.allowed_to_draft(offset),
+        inputs.seed, inputs.position, offset, RULES.index(inputs.rule),
     )  # fmt: skip
     return DraftStep(*outputs), margin
 
@@ -52,7 +52,8 @@ def assert_same_draft(
     # Cutoffs may lie anywhere between the smallest logit that is kept and the next one.
     from ..backends.reference_distribution import adjusted
 
-    x = adjusted(logits, inputs.sampling(), inputs.position, inputs.draft_tokens[:, :offset], inputs.d2t)
+    before, allowed = inputs.draft_tokens[:, :offset], inputs.allowed_to_draft(offset)
+    x = adjusted(logits, inputs.sampling(), inputs.position, before, inputs.d2t, allowed)
     kept = [(x >= step.cutoff[:, None])[sure] & (x > -torch.inf)[sure] for step in (actual, expected)]
     assert torch.equal(*kept), f"{context}: other tokens are kept"
     return int(differs.sum())

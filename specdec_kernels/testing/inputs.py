@@ -10,7 +10,7 @@ from typing import Any, Self
 import torch
 
 from .. import DraftStep, Rule, SamplingParams, SpeculativeStep, TokenTable, draft_step, speculative_step, validation
-from ..ops import RULES, SamplingTensors
+from ..ops import RULES, WORD_BITS, SamplingTensors
 
 # A backend may decide otherwise than the reference only if the reference's margin is below this.
 NEAR_TIE = 1e-4
@@ -107,6 +107,8 @@ class StepInputs(BatchInputs):
     draft_stats: tuple[torch.Tensor, torch.Tensor] | None = None
     d2t: torch.Tensor | None = None
     table: TokenTable | None = None
+    allowed: torch.Tensor | None = None
+    masked_drafts: int = 0
     rule: str = "token"
     log_probs: bool = False
 
@@ -121,7 +123,8 @@ class StepInputs(BatchInputs):
         cutoff, lse = self.draft_stats or (None, None)
         return (
             self.target_logits, self.draft_tokens, self.draft_logits, cutoff, lse, self.d2t, self.num_drafts,
-            self.sampling(), self.seed, self.position, RULES.index(self.rule), self.log_probs,
+            self.sampling(), self.allowed, self.masked_drafts, self.seed, self.position, RULES.index(self.rule),
+            self.log_probs,
         )  # fmt: skip
 
     def reference(self) -> tuple[SpeculativeStep, torch.Tensor]:
@@ -140,9 +143,13 @@ class StepInputs(BatchInputs):
         drawn = draft_step(
             draft_logits.to(device), inputs.params, seed=inputs.seed, position=inputs.position, offset=offset,
             rule=self.rule, table=inputs.table, drafts=inputs.draft_tokens[:, :offset], d2t=inputs.d2t,
-            backend=backend,
+            allowed=inputs.allowed_to_draft(offset), backend=backend,
         )  # fmt: skip
         return drawn._replace(**on_cpu(drawn._asdict()))
+
+    def allowed_to_draft(self, offset: int) -> torch.Tensor | None:
+        """[B, W]: among which tokens this draft is drawn; None: among all."""
+        return self.allowed[:, offset] if self.allowed is not None and offset < self.masked_drafts else None
 
 
 def on_cpu(tensors: dict[str, torch.Tensor | None]) -> dict[str, torch.Tensor]:
@@ -170,6 +177,13 @@ def random_table(
     )
 
 
+def bits_of(allowed: torch.Tensor) -> torch.Tensor:
+    """Bool [..., V] as the operations take it: int32 [..., ceil(V / 32)]. Bits beyond V are set."""
+    tail = -allowed.shape[-1] % WORD_BITS
+    words = torch.nn.functional.pad(allowed, (0, tail), value=True).unflatten(-1, (-1, WORD_BITS))
+    return (words << torch.arange(WORD_BITS, device=allowed.device)).sum(-1).to(torch.int32)
+
+
 def random_step(
     batch: int,
     num_drafts: int,
@@ -182,6 +196,8 @@ def random_step(
     stats: bool = False,
     reduced: int = 0,
     table: int | None = None,
+    allowed: float | None = None,
+    masked_drafts: int = 0,
     log_probs: bool = False,
     random_state: int = 0,
     drafter: str = "reference",
@@ -196,6 +212,8 @@ def random_step(
         stats: hand q over with (cutoff, lse).
         reduced: the size of a reduced draft vocabulary; 0 is the whole vocabulary. Rule "coupled" has no q at all.
         table: the number of entries of a random table; None for no table.
+        allowed: the share of tokens that may follow, at random in each row; None for no masks.
+        masked_drafts: so many drafts, or all, are drawn among these tokens.
         sampling: arguments of SamplingParams: a number for all sequences, or numbers that repeat over the batch.
 
     Seeds cover all of int64.
@@ -213,6 +231,8 @@ def random_step(
     inputs = StepInputs(target, nothing, None, params, seed, position, rule=rule, log_probs=log_probs)
     if table is not None:
         inputs.table = random_table(batch, table, vocabulary, position, generator, num_drafts)
+    if allowed is not None:
+        inputs.allowed = bits_of(torch.rand(target.shape, generator=generator) < allowed)
     if kind == "one_hot":
         tokens = torch.randint(0, vocabulary, (batch, num_drafts), generator=generator)
         favourite = torch.rand((batch, num_drafts), generator=generator) < 0.5
@@ -221,11 +241,12 @@ def random_step(
         inputs.d2t = torch.randperm(vocabulary, generator=generator)[:reduced].sort().values
         draft = draft[..., inputs.d2t]
     drawn = []
+    inputs.masked_drafts = min(masked_drafts, num_drafts)
     for i in range(num_drafts):
         drawn.append(inputs.draft(draft[:, i], i, drafter))
         inputs.draft_tokens = torch.cat([inputs.draft_tokens, drawn[-1].tokens[:, None]], 1)
     if rule == Rule.COUPLED:
-        return inputs.replace(d2t=None)
+        return inputs.replace(d2t=None, masked_drafts=0)
     if stats:
         columns = ([getattr(d, name) for d in drawn] for name in ("cutoff", "lse"))
         cutoff, lse = (torch.stack(c, 1) if c else torch.zeros(batch, 0) for c in columns)

@@ -37,7 +37,8 @@ def test_drafters(monkeypatch, name, kind):
     confidence = ("--confidence", 0.3) if name == "model" else ()
     row = rows(prompt, *SHORT, "--drafter", name, "-k", 3, *confidence)[0]
     assert row["token_ids"] == plain["token_ids"] and row["stats"]["drafted"] > 0 == plain["stats"]["drafted"]
-    (_, drafter, k), named = made[-1]
+    (_, around, k), named = made[-1]
+    drafter = around.drafter  # what is around it drafts the tokens that grammars force
     assert (type(drafter).__name__, k) == (kind, 3) and named == {"tree": None}
     assert getattr(drafter, "confidence", None) == (0.3 if confidence else None)
     assert made[0][0][1] is None

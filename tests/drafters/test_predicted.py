@@ -18,6 +18,7 @@ from specdec.drafters.model import model_drafter
 from specdec.drafters.predicted import Place, PredictedDrafter, PredictedSession
 from specdec.evaluation.verify.chi_square import chi_square
 from specdec.models.supported import cached_model
+from specdec.sampling.grammar_masks import GrammarMasks
 from specdec.stats import Timer
 from support.crowds import check_empty, crowd, finish, scheduler
 from support.models import prompts, pruned_draft, tiny_model, toy_model, tunable_pair
@@ -184,7 +185,8 @@ def test_steps_without_drafts_after_predicted_ones_hide_nothing():
     """The loop knows that the session was asked before these steps, but not that the other drafter was not."""
     shown = []
     other = SimpleNamespace(begin=lambda prompts: None, observe=lambda texts, starts: shown.append(starts))
-    batch = SimpleNamespace(predictions=[[1, 2, 3]], ends=[frozenset()], timer=Timer())
+    masks = GrammarMasks(16, torch.device("cpu"))
+    batch = SimpleNamespace(predictions=[[1, 2, 3]], ends=[frozenset()], timer=Timer(), grammars=masks)
     session = PredictedSession(other, batch)
     session.begin({0: [9, 8, 7]})
     session.propose(SimpleNamespace(allowed=[2], texts=[[9, 8, 7]], last_two=torch.tensor([[8, 7]])))

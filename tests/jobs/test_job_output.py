@@ -20,9 +20,10 @@ from specdec.jobs.input import InputMark, JobFile
 from specdec.jobs.lines import LineSettings
 from specdec.jobs.manifest import fingerprint, make_settings, write_settings
 from specdec.jobs.output import Results
-from specdec.jobs.run import run_job
+from specdec.jobs.run import RequestMaker, run_job
 from specdec.jobs.signals import Signals
 from specdec.line_file import OutputError, WriteError
+from specdec.sampling.grammar import GrammarCompiler
 from support.jobs import PROMPTS, FakeScheduler, finished, job, job_refused, use_fake, write_prompts
 
 
@@ -66,7 +67,8 @@ def test_wherever_it_was_cut_it_ends_the_same(fake, done, pair, cut, order):
     file.check(InputMark(**before["input"]))
     results.begin(before)
     with Signals() as signals:
-        run_job(FakeScheduler(None, rows=3), file.lines(), results, pair[2], [], signals, lambda row: None)
+        scheduler, make = FakeScheduler(None, rows=3), RequestMaker(pair[2], [], GrammarCompiler)
+        run_job(scheduler, file.lines(), results, pair[2], make, signals, lambda row: None)
     results.close()
     file.close()
     assert sorted(output.read_bytes().splitlines()) == sorted(whole.splitlines())

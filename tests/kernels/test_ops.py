@@ -31,6 +31,7 @@ CASES = {
     "block": {"batch": 2, "num_drafts": 2, "rule": "block", **SAMPLING},
     "reduced": {"batch": 2, "num_drafts": 2, "rule": "block", "reduced": 20, "stats": True, **SAMPLING},
     "empty_table": {"batch": 2, "num_drafts": 2, "table": 0},
+    "masked": {"batch": 2, "num_drafts": 2, "allowed": 0.5, "masked_drafts": 2, "reduced": 20, "stats": True},
     "coupled": {"batch": 2, "num_drafts": 2, "rule": "coupled", **SAMPLING},
 }
 
@@ -74,7 +75,7 @@ def test_opcheck_speculative_step(backend_name, case):
 
 @pytest.mark.parametrize(
     ("backend_name", "case"),
-    of_operators(["contiguous", "strided", "empty_batch", "half", "reduced", "empty_table", "coupled"]),
+    of_operators(["contiguous", "strided", "empty_batch", "half", "reduced", "empty_table", "masked", "coupled"]),
 )
 def test_opcheck_draft_step(backend_name, case):
     inputs = inputs_for(backend_name, case)
@@ -84,8 +85,8 @@ def test_opcheck_draft_step(backend_name, case):
         inputs = inputs.map(lambda t: t.clone(memory_format=torch.contiguous_format))
         logits = logits.clone(memory_format=torch.contiguous_format)
     arguments = (
-        logits, inputs.sampling(), inputs.draft_tokens[:, :1], inputs.d2t, inputs.seed, inputs.position, 1,
-        RULES.index(inputs.rule),
+        logits, inputs.sampling(), inputs.draft_tokens[:, :1], inputs.d2t, inputs.allowed_to_draft(1), inputs.seed,
+        inputs.position, 1, RULES.index(inputs.rule),
     )  # fmt: skip
     check(operation("draft_step", backend_name, device_of(backend_name).type), arguments)
 

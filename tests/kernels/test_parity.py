@@ -47,6 +47,7 @@ SAMPLING = {
     "no entries": {"table": 0, **PENALTIES},
     "bias": {"table": 9},
     "all": {"table": 9, **FILTERS, **PENALTIES},
+    "masked": {"allowed": 0.5, "masked_drafts": 2, "table": 9, **FILTERS, **PENALTIES},
 }
 
 exploring = functools.partial(settings, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
@@ -232,6 +233,9 @@ def explore(data: st.DataObject, backend: str, most: tuple[int, int, int]) -> No
     if data.draw(st.booleans(), "filters"):
         sampling |= {"top_k": st.integers(0, vocabulary + 1), "top_p": st.floats(0, 1), "min_p": st.floats(0, 1)}
     table = data.draw(st.one_of(st.none(), st.integers(0, 12)), "table")
+    masks: dict = {}
+    if data.draw(st.booleans(), "masks"):
+        masks = {"allowed": data.draw(st.floats(0, 1), "allowed"), "masked_drafts": data.draw(st.integers(0, most[1]))}
     if table is not None:
         number = st.floats(-2, 2)
         sampling |= {"repetition_penalty": st.floats(0.5, 2), "presence_penalty": number, "frequency_penalty": number}
@@ -244,7 +248,7 @@ def explore(data: st.DataObject, backend: str, most: tuple[int, int, int]) -> No
     inputs = random_step(
         batch, num_drafts, vocabulary, dtype=dtypes[0], draft_dtype=dtypes[1], rule=rule, table=table,
         log_probs=data.draw(st.booleans(), "log probs"), random_state=random_state,
-        **sampling, **({} if similar else {"kind": "opposite"}), **form_of(form, vocabulary),
+        **masks, **sampling, **({} if similar else {"kind": "opposite"}), **form_of(form, vocabulary),
     )  # fmt: skip
     generator = torch.Generator().manual_seed(random_state)
     if data.draw(st.booleans(), "ragged"):

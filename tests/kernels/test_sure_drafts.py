@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from specdec_kernels import SamplingParams, draft_step, speculative_step
-from specdec_kernels.testing.inputs import random_table
+from specdec_kernels.testing.inputs import bits_of, random_table
 
 NUM_DRAFTS = 4
 INF, NAN = float("inf"), float("nan")
@@ -60,6 +60,7 @@ def random_rows(
         ("offset", "recomputed", torch.float32),
         ("tied", "stats", torch.bfloat16),
         ("masked", "recomputed", torch.float32),
+        ("plain", "allowed", torch.float32),
         ("faulty", "stats", torch.float32),
         ("faulty", "recomputed", torch.float32),
         ("long", "stats", torch.float32),
@@ -77,9 +78,14 @@ def test_asking_for_log_probabilities_changes_no_token(kind, form, dtype):
     at = {"seed": torch.arange(batch), "position": torch.full((batch,), 3), "backend": "cpu"}
     if form == "penalties":
         at["table"] = random_table(batch, 6, vocabulary, at["position"], generator, NUM_DRAFTS)
+    masks, allowed = {}, None
+    if form == "allowed":
+        allowed = bits_of(torch.rand(target.shape, generator=generator) < 0.5)
+        masks = {"allowed": allowed, "masked_drafts": NUM_DRAFTS // 2}
     tokens, drawn = torch.zeros((batch, 0), dtype=torch.int64), []
     for i in range(NUM_DRAFTS):
-        drawn.append(draft_step(draft[:, i], params, offset=i, drafts=tokens, d2t=d2t, **at))
+        mask = allowed[:, i] if allowed is not None and i < NUM_DRAFTS // 2 else None
+        drawn.append(draft_step(draft[:, i], params, offset=i, drafts=tokens, d2t=d2t, allowed=mask, **at))
         tokens = torch.cat([tokens, drawn[-1].tokens[:, None]], 1)
     stats = tuple(torch.stack([getattr(d, name) for d in drawn], 1) for name in ("cutoff", "lse"))
     # Some drafts that q never yields, and some that are no tokens.
@@ -88,7 +94,9 @@ def test_asking_for_log_probabilities_changes_no_token(kind, form, dtype):
     logits, stats = None if form == "one_hot" else draft, stats if form == "stats" else None
 
     fast, whole = (
-        speculative_step(target, tokens, logits, params=params, d2t=d2t, log_probs=log_probs, draft_stats=stats, **at)
+        speculative_step(
+            target, tokens, logits, params=params, d2t=d2t, log_probs=log_probs, draft_stats=stats, **masks, **at
+        )
         for log_probs in (False, True)
     )
     for name in ("tokens", "num_accepted", "num_emitted", "status"):

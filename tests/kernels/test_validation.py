@@ -55,6 +55,10 @@ def stats(cutoff=-INF, shape=(B, K), dtype=torch.float32, device="cpu"):
     return torch.full(shape, cutoff, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device)
 
 
+def words(*shape, dtype=torch.int32, device="cpu"):
+    return torch.zeros(shape, dtype=dtype, device=device)
+
+
 def ascending(*shape, step=1, device="cpu"):
     return (step * torch.arange(shape[-1], device=device)).expand(shape)
 
@@ -142,6 +146,11 @@ DRAFT = [
     ("d2t", ascending(V, device="meta"), ["meta", "cpu"]),
     ("d2t", longs(V), ["ascend"]),
     ("d2t", ascending(V) - 1, ["negative"]),
+    ("allowed", [[1]], ["list", "tensor"]),
+    ("allowed", words(B, 2), [f"[{B}, 2]", f"[{B}, 1]"]),
+    ("allowed", words(B, K + 1, 1), [f"[{B}, {K + 1}, 1]", f"[{B}, 1]"]),
+    ("allowed", words(B, 1, dtype=torch.int64), ["torch.int64", "int32"]),
+    ("allowed", words(B, 1, device="meta"), ["meta", "cpu"]),
 ]
 # Of ``draft_step`` with a table and offset=2.
 DRAFTS = [
@@ -167,6 +176,12 @@ VERIFY = [
     ("draft_logits", zeros(B, K, V + 1), [f"[{B}, {K}, {V + 1}]", f"[{B}, {K}, {V}]"]),
     ("draft_logits", zeros(B, K, V, dtype=torch.int8), ["torch.int8", "float16"]),
     ("draft_logits", zeros(B, K, V, device="meta"), ["meta", "cpu"]),
+    ("allowed", [[1]], ["list", "tensor"]),
+    ("allowed", words(B, 1), [f"[{B}, 1]", f"[{B}, {K + 1}, 1]"]),
+    ("allowed", words(B, K, 1), [f"[{B}, {K}, 1]", f"[{B}, {K + 1}, 1]"]),
+    ("allowed", words(B, K + 1, 1, dtype=torch.bool), ["torch.bool", "int32"]),
+    ("allowed", words(B, K + 1, 1, device="meta"), ["meta", "cpu"]),
+    ("masked_drafts", 1, ["1", "0 without allowed"]),
     ("num_drafts", longs(B + 1), [f"[{B + 1}]", f"[{B}]"]),
     ("num_drafts", zeros(B), ["torch.float32", "int64"]),
     ("num_drafts", longs(B, device="meta"), ["meta", "cpu"]),
@@ -223,6 +238,23 @@ def test_reduced_vocabulary_is_refused(case):
     check_refused(verify, "d2t", *case, draft_logits=zeros(B, K, DRAFT_V))
 
 
+@pytest.mark.parametrize("number", [-1, K + 1, 1.0, True, None])
+def test_masked_drafts_are_counted(number):
+    check_refused(verify, "masked_drafts", number, [repr(number), f"0 to K = {K}"], allowed=words(B, K + 1, 1))
+
+
+def test_masked_drafts_have_logits():
+    none = {"draft_logits": None, "draft_stats": None}
+    check_refused(verify, "masked_drafts", 1, ["draft_logits"], allowed=words(B, K + 1, 1), **none)
+
+
+def test_words_reach_all_ids_of_a_map():
+    d2t = ascending(V, step=9)  # up to 36
+    for given in (words(B, 1), words(B), [[0, 0]]):
+        check_refused(draft, "allowed", given, [], d2t=d2t)
+    assert draft(d2t=d2t, allowed=words(B, 2) - 1).tokens.shape == (B,)
+
+
 def test_good_arguments_pass():
     """The cases above differ from these valid arguments in one argument only."""
     assert draft().tokens.shape == (B,)
@@ -237,6 +269,7 @@ def test_good_arguments_pass():
         {"num_drafts": None, **none},
         {"draft_stats": list(stats()), "rule": "block"},
         {"draft_logits": zeros(B, K, DRAFT_V), "d2t": ascending(DRAFT_V) + V - DRAFT_V},
+        {"allowed": words(B, K + 1, 1), "masked_drafts": K},
         {"rule": "coupled", **none},
     ):
         assert verify(**more).tokens.shape == (B, K + 1)

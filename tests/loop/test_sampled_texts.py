@@ -14,6 +14,8 @@ from specdec import AdaptiveDrafts
 from specdec.drafters import BatchState, Drafter, Drafts, DraftSession, Step
 from specdec.evaluation.verify.chi_square import chi_square
 from specdec.loop.batch import Batch
+from support.grammars import END as TEXT_END
+from support.grammars import tiny_allowed, tiny_grammar
 from support.models import GeneratedPenalties, generate, prompts, pruned_draft, tiny_model, toy_model, tunable_pair
 from transformers import LogitsProcessorList
 from transformers.generation import (
@@ -208,6 +210,13 @@ DISTRIBUTIONS = {  # name -> (what generate gets, transformers' processors with 
         {"logits_processor": [PrefixConstrainedLogitsProcessor(lambda _, ids: [0, 2, int(ids[-1])], 1)]},
         lambda: [PrefixConstrainedLogitsProcessor(lambda _, ids: [0, 2, int(ids[-1])], 1)],
     ),
+    "grammar": (
+        {"grammar": tiny_grammar(), "eos_token_id": TEXT_END, "params": {"top_k": 3}},
+        lambda: [
+            PrefixConstrainedLogitsProcessor(lambda _, ids: tiny_allowed((*ids[len(PROMPT) :].tolist(),)), 1),
+            TopKLogitsWarper(3),
+        ],
+    ),
     "typical": ({"logits_processor": [TypicalLogitsWarper(0.7)]}, lambda: [TypicalLogitsWarper(0.7)]),
     "d2t": ({"d2t": [1, 2, 4], "params": {"min_p": 0.05}}, lambda: [MinPLogitsWarper(0.05)]),
 }
@@ -239,6 +248,7 @@ EVERY_DAY = {
     "ends": "coupled",
     "no_repeat": "block",
     "d2t": "block",
+    "grammar": "block",
 }
 
 

@@ -143,8 +143,8 @@ MUTATIONS: list[Mutation] = [
                 GRAPHS,
             ),
             "batch-runs-ahead-of-its-penalties": (
-                "(self.state.processors or self.table.counts or",
-                "(self.state.processors or",
+                "(state.processors or state.grammars or self.table.counts or",
+                "(state.processors or state.grammars or",
             ),
             "batch-shows-the-slots-of-a-step-before": (
                 "longest + len(self._pending) * (most + 1) + num_drafts",

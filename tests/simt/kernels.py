@@ -58,12 +58,16 @@ class SamplingArguments(ctypes.Structure):
     ]  # fmt: skip
 
 
+class AllowedRows(ctypes.Structure):
+    _fields_ = [("words", pointer), ("num_words", int64)]
+
+
 class DraftStepParams(ctypes.Structure):
     _fields_ = [
         ("logits", pointer), ("dtype", int32), ("row_stride", int64), ("batch", int64), ("vocabulary", int64),
-        ("sampling", SamplingArguments), ("drafts", pointer), ("d2t", pointer), ("seed", pointer),
-        ("position", pointer), ("offset", int64), ("coupled", boolean), ("tokens", pointer), ("log_q", pointer),
-        ("cutoff", pointer), ("lse", pointer), ("status", pointer),
+        ("sampling", SamplingArguments), ("drafts", pointer), ("d2t", pointer), ("allowed", AllowedRows),
+        ("seed", pointer), ("position", pointer), ("offset", int64), ("coupled", boolean), ("tokens", pointer),
+        ("log_q", pointer), ("cutoff", pointer), ("lse", pointer), ("status", pointer),
     ]  # fmt: skip
 
 
@@ -71,9 +75,10 @@ class SpeculativeStepParams(ctypes.Structure):
     _fields_ = [
         ("target", LogitRows), ("draft_tokens", pointer), ("draft", LogitRows), ("draft_cutoff", pointer),
         ("draft_lse", pointer), ("d2t", pointer), ("num_drafts", pointer), ("sampling", SamplingArguments),
-        ("seed", pointer), ("position", pointer), ("batch", int64), ("num_drafts_max", int64), ("vocabulary", int64),
-        ("rule", int64), ("tokens", pointer), ("num_accepted", pointer), ("status", pointer), ("num_emitted", pointer),
-        ("log_probs", pointer), ("raw_log_probs", pointer),
+        ("allowed", AllowedRows), ("masked_drafts", int64), ("seed", pointer), ("position", pointer), ("batch", int64),
+        ("num_drafts_max", int64), ("vocabulary", int64), ("rule", int64), ("tokens", pointer),
+        ("num_accepted", pointer), ("status", pointer), ("num_emitted", pointer), ("log_probs", pointer),
+        ("raw_log_probs", pointer),
     ]  # fmt: skip
 
 
@@ -156,6 +161,10 @@ def address(t: torch.Tensor | None, keep: list) -> int | None:
     return keep[-1].data_ptr()
 
 
+def allowed_rows(allowed: torch.Tensor | None, keep: list) -> AllowedRows:
+    return AllowedRows(address(allowed, keep), 0 if allowed is None else allowed.shape[-1])
+
+
 def call(name: str, params: ctypes.Structure, *grid: int) -> None:
     fault = getattr(library(), name)(ctypes.byref(params), *grid, ctypes.c_uint64(next(_seeds)))
     assert fault == b"", fault.decode()
@@ -184,8 +193,8 @@ def dense_rows(logits: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def draft_step(
-    logits, sampling, drafts, d2t, seed, position, offset, rule, blocks: int = 2, threads: int = 64, slots: int = 0,
-    ahead: int = 0,
+    logits, sampling, drafts, d2t, allowed, seed, position, offset, rule, blocks: int = 2, threads: int = 64,
+    slots: int = 0, ahead: int = 0,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
     logits = dense_rows(logits)
     (batch, vocabulary), keep = logits.shape, []
@@ -193,7 +202,7 @@ def draft_step(
     out = torch.full((batch,), -7), *statistic, torch.full((batch,), -7, dtype=torch.int32)
     params = DraftStepParams(
         logits.data_ptr(), DTYPES[logits.dtype], logits.stride(0) * logits.element_size(), batch, vocabulary,
-        sampling_arguments(sampling, keep), address(drafts, keep), address(d2t, keep),
+        sampling_arguments(sampling, keep), address(drafts, keep), address(d2t, keep), allowed_rows(allowed, keep),
         address(seed, keep), address(position, keep), offset, RULES[rule] == "coupled",
         *(t.data_ptr() for t in out),
     )  # fmt: skip
@@ -209,8 +218,8 @@ def logit_rows(logits: torch.Tensor | None) -> LogitRows:
 
 
 def speculative_step(
-    target_logits, draft_tokens, draft_logits, draft_cutoff, draft_lse, d2t, num_drafts, sampling, seed, position, rule,
-    log_probs, blocks: int = 2, threads: int = 64, slots: int = 0, ahead: int = 0,
+    target_logits, draft_tokens, draft_logits, draft_cutoff, draft_lse, d2t, num_drafts, sampling, allowed,
+    masked_drafts, seed, position, rule, log_probs, blocks: int = 2, threads: int = 64, slots: int = 0, ahead: int = 0,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
     target_logits, draft_logits = dense_rows(target_logits), dense_rows(draft_logits)
     (batch, rows, vocabulary), keep = target_logits.shape, []
@@ -225,8 +234,9 @@ def speculative_step(
         draft_logits = draft_cutoff = draft_lse = d2t = None
     params = SpeculativeStepParams(
         logit_rows(target_logits), at(draft_tokens), logit_rows(draft_logits), at(draft_cutoff), at(draft_lse), at(d2t),
-        at(num_drafts), sampling_arguments(sampling, keep), at(seed), at(position), batch, rows - 1, vocabulary, rule,
-        tokens.data_ptr(), num_accepted.data_ptr(), status.data_ptr(), num_emitted.data_ptr(),
+        at(num_drafts), sampling_arguments(sampling, keep), allowed_rows(allowed, keep), masked_drafts, at(seed),
+        at(position), batch, rows - 1, vocabulary, rule, tokens.data_ptr(), num_accepted.data_ptr(), status.data_ptr(),
+        num_emitted.data_ptr(),
         *(t.data_ptr() if log_probs else None for t in logs),
     )  # fmt: skip
     call("speculative_step", params, blocks, threads, slots, ahead)

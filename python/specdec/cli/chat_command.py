@@ -68,6 +68,7 @@ def chat(
     settings = ChatSettings(
         sampling, answers.seed, answers.max_new_tokens, answers.verbose, answers.stop or [], drafts.rule
     )
+    settings.grammar = answers.grammar()
     if server.url is not None:
         settings.drafter = drafts.drafter or None  # None: the server's own
         without = {"adapter": at.adapter, "draft": at.draft, "exit_layers": drafts.exit_layers, "tree": drafts.tree}

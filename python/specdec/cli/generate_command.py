@@ -86,7 +86,8 @@ class TextOptions(options.StopOptions):
         names = ("max_new_tokens", "min_new_tokens", "seed")
         lists = {"stop": (*(self.stop or ()),), "banned_tokens": (*(self.ban or ()),)}
         bias = read_logit_bias(self.logit_bias or ()) or None
-        return {**{name: getattr(self, name) for name in names}, **lists, "logit_bias": bias}
+        own = {name: getattr(self, name) for name in names}
+        return {**own, **lists, "logit_bias": bias, "json_schema": self.read_schema(), "regex": self.regex}
 
 
 @dataclass(frozen=True)
@@ -232,7 +233,7 @@ def _decode(
             if listener is not None:
                 listener.on_emit(output)
 
-    make = RequestMaker(loaded.tokenizer, loaded.tail)
+    make = RequestMaker(loaded.tokenizer, loaded.tail, decoder.grammar_compiler)
     return decoder.decode([make(line, i) for line in lines for i in range(texts)], rule, on_emit)
 
 

@@ -145,7 +145,7 @@ class Job:
         return file
 
     def _decode(self, file: JobFile, results: Results, signals: Signals) -> None:
-        from ..jobs.run import Speed, run_job
+        from ..jobs.run import RequestMaker, Speed, run_job
 
         if results.done:
             remark(f"{len(results.done)} of {file.mark.prompts} prompts have results: going on")
@@ -163,7 +163,8 @@ class Job:
 
             tell()
             try:
-                drafter_error = run_job(scheduler, file.lines(), results, loaded.tokenizer, loaded.tail, signals, tell)
+                make = RequestMaker(loaded.tokenizer, loaded.tail, scheduler.decoder.grammar_compiler)
+                drafter_error = run_job(scheduler, file.lines(), results, loaded.tokenizer, make, signals, tell)
             finally:
                 scheduler.close()
         if drafter_error is not None:

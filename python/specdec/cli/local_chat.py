@@ -9,6 +9,7 @@ from ..drafters.protocol import Drafter
 from ..drafters.suffix import SuffixMemory
 from ..loop.draft_length import AdaptiveDrafts
 from ..loop.sequence import Request
+from ..sampling.grammar import Grammar
 from ..stopping import StoppingCriteria, StopStrings
 from . import drafting, models
 from .conversation import Conversation
@@ -47,8 +48,11 @@ class LocalTalk(Talk):
         super().__init__(settings, Conversation(loaded.tokenizer), own)
         self._models, self._memory = loaded, SuffixMemory()
         self._stopping = StopStrings(loaded.tokenizer, settings.stop) if settings.stop else None
+        self._grammar: Grammar | None = None
         self._row: OneRow | None = None  # of the decoder and the rule of the last answer
         self._use(settings.drafter or "model", settings.exit_layers, settings.tree)
+        if settings.grammar is not None:
+            self._grammar = self._decoder.grammar_compiler(loaded.tokenizer).compile(settings.grammar)
 
     def _use(self, name: str, exit_layers: int | None, tree: int | None) -> None:
         """Changes to a drafter. Raises ValueError, and changes nothing, if it cannot draft for this target, or proposes
@@ -81,7 +85,8 @@ class LocalTalk(Talk):
             self._row = OneRow(self._decoder, rule)
         with stop_once() as pressed:
             stop, banned = StopOr(self._stopping, pressed), self._models.tail
-            asked = Request(prompt, s.max_new_tokens, s.params, s.seed, stop=stop, banned_tokens=banned)
+            own = {"stop": stop, "banned_tokens": banned, "grammar": self._grammar}
+            asked = Request(prompt, s.max_new_tokens, s.params, s.seed, **own)
             try:
                 result = self._row.decode(asked, page.on_emit)
             except KeyboardInterrupt:

@@ -120,9 +120,13 @@ class Models:
     def decoder(
         self, drafter: Drafter | None, num_drafts: int | AdaptiveDrafts, nodes: int | None
     ) -> SpeculativeDecoder:
-        """The target's. It decodes plainly without a drafter, which is what ``--drafter none`` asks for."""
+        """The target's. It decodes plainly without a drafter, which is what ``--drafter none`` asks for. Chains also
+        have the tokens that grammars force."""
         from ..decoder import SpeculativeDecoder
+        from ..drafters.predicted import PredictedDrafter
 
+        if nodes is None and drafter is not None and not isinstance(drafter, PredictedDrafter):
+            drafter = PredictedDrafter(drafter)
         return SpeculativeDecoder(self.target, drafter, 0 if drafter is None else num_drafts, tree=nodes)
 
 

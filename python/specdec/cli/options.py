@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .option_groups import option
@@ -13,6 +14,8 @@ from .user_errors import check_counts, option_name, refuse
 
 if TYPE_CHECKING:
     from specdec_kernels import SamplingParams
+
+    from ..sampling.grammar_source import GrammarSource
 
 _PREFIXES = tuple(enumerate("kMGT", 1))
 
@@ -66,10 +69,34 @@ class StopOptions:
     stop: list[str] | None = option(None, "The text ends after this. Repeatable.", metavar="TEXT")
     seed: int = option(0, "Of the first text; text i uses seed + i.")
     verbose: bool = option(False, "Colour tokens by what produced them.", "--verbose", "-v")
+    json_schema: str | None = option(
+        None, "The text is JSON that this JSON Schema validates: JSON, or a file of it.", metavar="SCHEMA"
+    )
+    regex: str | None = option(None, "The text is what this regular expression matches.", metavar="REGEX")
 
     def __post_init__(self) -> None:
         if "" in (self.stop or ()):
             refuse("--stop", "an empty text", "at least one character")
+        if self.json_schema is not None and self.regex is not None:
+            refuse("--json-schema / --regex", "both", "one of the two")
+
+    def read_schema(self) -> str | None:
+        """The JSON of the schema."""
+        given = self.json_schema
+        if given is None or given.lstrip().startswith("{"):
+            return given
+        try:
+            return Path(given).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            refuse("--json-schema", repr(given), "a JSON Schema that begins with {, or a file of one")
+
+    def grammar(self) -> GrammarSource | None:
+        """What the text has to be; None: anything."""
+        from ..jobs.lines import LineSettings
+
+        settings = LineSettings(json_schema=self.read_schema(), regex=self.regex)
+        settings.check()
+        return settings.grammar
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
 from contextlib import closing
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
@@ -13,6 +14,9 @@ from .remote import Remote, RemoteError
 from .show import COLOURS
 from .talk import ChatSettings, Talk, Totals, read_integer
 from .terminal import remark, write
+
+if TYPE_CHECKING:
+    from ..sampling.grammar_source import GrammarSource
 
 
 class RemoteTalk(Talk):
@@ -70,6 +74,7 @@ class RemoteTalk(Talk):
             **vars(s.params),
             **{name: getattr(s, name) for name in ("drafter", "rule", "num_drafts")},
             "stop": s.stop or None,
+            **_form_of(s.grammar),
         }
         body = {
             "model": self.name,
@@ -121,6 +126,16 @@ class RemoteTalk(Talk):
     def _tree(self, argument: str) -> str:
         allowed = "nothing; trees are an option of the server: specdec serve --tree N"
         raise RemoteError(f"got {argument!r}, allowed: {allowed}")
+
+
+def _form_of(grammar: GrammarSource | None) -> dict[str, Any]:
+    """The fields that ask for it: OpenAI's for a schema, vLLM's for a regex, which OpenAI's interface lacks."""
+    if grammar is None:
+        return {}
+    if grammar.kind == "json_schema":
+        asked = {"name": "answer", "schema": json.loads(grammar.text)}
+        return {"response_format": {"type": "json_schema", "json_schema": asked}}
+    return {"structured_outputs": {grammar.kind: grammar.text}}
 
 
 class _Answer:

@@ -16,6 +16,7 @@ from .terminal import remark
 
 if TYPE_CHECKING:
     from ..loop.draft_length import AdaptiveDrafts
+    from ..sampling.grammar_source import GrammarSource
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 
@@ -34,6 +35,7 @@ class ChatSettings:
     num_drafts: int | AdaptiveDrafts | None = None
     exit_layers: int | None = None
     tree: int | None = None  # nodes; None: chains, or what the drafter has
+    grammar: GrammarSource | None = None  # what answers have to be
 
 
 @dataclass

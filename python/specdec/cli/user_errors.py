@@ -20,6 +20,8 @@ _OTHERWISE = {
     "cache": "--cache-bytes",
     "num_layers": "--exit-layers",
     "stop_strings": "--stop",
+    "grammar": "--json-schema / --regex",
+    "json_schema / regex": "--json-schema / --regex",
     "checks": "--check",
     "rules": "--rule",
     "batch_sizes": "--batch-size",

@@ -51,11 +51,13 @@ class Drawing:
     def draw(self, logits: torch.Tensor) -> DraftStep:
         """Draws the next draft of every row from ``logits`` [B, columns]. ``keep`` takes it."""
         batch, step = self.batch, self.step
-        if self.draws and (step.sampling.table_ids is not None or batch.processors):
+        grammars = batch.grammars
+        if self.draws and (step.sampling.table_ids is not None or batch.processors or grammars.while_drafting):
             self._drafts = torch.cat((self._drafts, self.draws[-1].tokens[:, None]), 1)
         if batch.processors:
             logits = batch.processors.of_next_draft(logits, step.seen, step.allowed, self._drafts, self.d2t)
         self.rows.append(logits)
+        masks = grammars.after(grammars.send(self._drafts))[:, -1].contiguous() if grammars.while_drafting else None
         draw = draft_step(
             logits,
             step.sampling,
@@ -65,6 +67,7 @@ class Drawing:
             rule=batch.rule,
             drafts=self._drafts,
             d2t=self.d2t,
+            allowed=masks,
             backend=batch.backend,
         )
         batch.timer.lap("kernels")
@@ -88,4 +91,9 @@ class Drawing:
         drafts = Drafts(column("tokens"), status=column("status"), forwards=len(self.draws))
         if not keeps_q(self.batch, self.step):
             return drafts
-        return drafts._replace(logits=torch.stack(self.rows, 1), stats=(column("cutoff"), column("lse")), d2t=self.d2t)
+        return drafts._replace(
+            logits=torch.stack(self.rows, 1),
+            stats=(column("cutoff"), column("lse")),
+            d2t=self.d2t,
+            masked=len(self.draws) if self.batch.grammars.while_drafting else 0,
+        )

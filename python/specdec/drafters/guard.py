@@ -115,6 +115,8 @@ class GuardedSession:
             refuse("status", f"{status.dtype} on {status.device}", f"int32 or int64 on {rows.device}")
         if not isinstance(drafts.forwards, int):
             refuse("forwards", repr(drafts.forwards), "an integer")
+        if not isinstance(drafts.masked, int) or not 0 <= drafts.masked <= tokens.shape[1]:
+            refuse("masked", repr(drafts.masked), f"0 to {tokens.shape[1]}")
         return drafts
 
 

@@ -1,4 +1,5 @@
-"""Drafts what a request predicts of its own text (OpenAI's Predicted Outputs), beside another drafter or none."""
+"""Drafts what is known of a text beforehand, beside another drafter or none: what its request predicts (OpenAI's
+Predicted Outputs), and tokens that its grammar forces."""
 
 from __future__ import annotations
 
@@ -15,14 +16,15 @@ from .protocol import BatchState, Drafter, Drafts, DraftSession, Step
 from .suffix_automaton import Cursor, SuffixAutomaton
 
 SURE = 2  # tokens of a match by which a place is found again; a single token occurs in too many places
+FORCED = 2  # tokens in a row that are worth more than the drafts of another drafter, which finds single ones, too
 
 
 class PredictedDrafter(Drafter):
     """Proposes, for each sequence with a prediction (``Request.prediction``), the tokens that follow the place in it
-    where the text continues. Sequences without one, and those whose text is nowhere in it, get the drafts of another
-    drafter.
+    where the text continues; and for each sequence with a grammar, the tokens without which the text could not go on.
+    The others get the drafts of another drafter.
 
-    Where a text is in its prediction is a function of both, so q is one-hot and the distribution is unchanged.
+    These tokens are functions of the text, so q is one-hot and the distribution is unchanged.
 
     Args:
         drafter: the other one; None: nothing else is drafted. Chains only.
@@ -72,7 +74,7 @@ class PredictedDrafter(Drafter):
 
 
 class PredictedSession(DraftSession):
-    """The place of each sequence in its prediction, beside another drafter's session or none."""
+    """The place of each sequence in its prediction, and its grammar, beside another drafter's session or none."""
 
     def __init__(self, other: DraftSession | None, batch: BatchState):
         self.other, self.batch = other, batch
@@ -103,15 +105,19 @@ class PredictedSession(DraftSession):
             self._behind.pop(row, None)
 
     def propose(self, step: Step) -> Drafts:
-        proposals = {
-            row: until_end(proposal, self.batch.ends[row])
-            for row, place in self.places.items()
-            if row < len(step.allowed)
-            and (most := step.allowed[row])
-            and (proposal := place.propose(step.texts[row], most))
-        }
+        rows = {*self.places, *self.batch.grammars.rows} & {row for row, most in enumerate(step.allowed) if most}
+        known = {row: self._known(row, step.texts[row], step.allowed[row]) for row in sorted(rows)}
+        proposals = {row: until_end(own, self.batch.ends[row]) for row, own in known.items() if own}
         drafts = self._of_other(step, proposals)
         return _replaced(drafts, proposals) if proposals else drafts
+
+    def _known(self, row: int, text: list[int], most: int) -> list[int]:
+        """Returns up to ``most`` tokens with which a row's text is known to go on."""
+        predicted = self.places[row].propose(text, most) if row in self.places else []
+        forced = self.batch.grammars.forced(row)[:most]
+        if predicted:
+            return predicted if predicted[: len(forced)] == forced else forced
+        return forced if self.other is None or len(forced) >= FORCED else []
 
     def _of_other(self, step: Step, proposals: Mapping[int, list[int]]) -> Drafts:
         """Returns the other session's drafts for the rows without proposals."""

@@ -28,6 +28,7 @@ from specdec_kernels import Rule, SamplingTensors
 
 from ..models.cached_model import CachedModel
 from ..models.kv_cache import StaticKVCache
+from ..sampling.grammar_masks import GrammarMasks
 from ..sampling.processors import Processors
 from ..stats import Timer
 
@@ -48,6 +49,7 @@ class BatchState:
     timer: Timer  # sessions add their laps to "draft_forwards" and "kernels"
     target_cache: StaticKVCache  # holds every prompt except its last token when a sequence begins
     processors: Processors  # applied to raw logits before a token is drawn; false if no row has any
+    grammars: GrammarMasks  # which tokens grammars allow after each text; false if no row has a grammar
     ends: list[frozenset[int]]  # the end-of-sequence tokens of each row's sequence; empty for a row without one
     predictions: list[Sequence[int]]  # tokens that each row's sequence is likely to emit; empty: nothing is predicted
     owners: list[Hashable]  # whose memory of earlier texts serves each row's sequence; None: nobody's
@@ -115,6 +117,9 @@ class Drafts(NamedTuple):
     status: torch.Tensor | None = None  # int32, Status of each row that ``logits`` has or would have; None: all fine
     d2t: torch.Tensor | None = None  # the target's ids of the logits' columns, if these are a reduced vocabulary
     forwards: int = 0  # model calls that drafting took
+    masked: int = (
+        0  # how many drafts of a chain, from the first on, were drawn from what grammars allow, so q is masked
+    )
 
     @classmethod
     def of(cls, proposals: Sequence[Sequence[int]], step: Step) -> Drafts:

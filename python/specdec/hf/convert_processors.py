@@ -13,7 +13,9 @@ from transformers.generation import logits_process as theirs
 
 from specdec_kernels import SamplingParams
 
+from ..sampling.grammar import Grammar
 from ..sampling.processors import refuse_stateful
+from .grammar_processor import GrammarProcessor
 
 # The kernels' order of temperature and filters, which is transformers'.
 _WARPERS = (
@@ -42,6 +44,7 @@ class SamplingArguments:
     min_new_tokens: int = 0
     logits_processor: list[list[LogitsProcessor]] | None = None  # for each sequence
     processor_prompts: list[list[int]] | None = None
+    grammar: Grammar | None = None
 
 
 def read_arguments(
@@ -144,6 +147,8 @@ class _Native:
             return self._take_shortest(p, p.min_length)
         if type(p) is theirs.MinNewTokensLengthLogitsProcessor:
             return self._take_shortest(p, p.min_new_tokens + p.prompt_length_to_skip)
+        if type(p) is GrammarProcessor:
+            return self._take_grammar(p)
         return False
 
     def _take_bias(self, sequence_bias: Any) -> bool:
@@ -172,6 +177,14 @@ class _Native:
         """``least``: tokens of a row with its padding, before which none of the ends that ``p`` bans may come."""
         self.arguments.min_new_tokens = max(self.arguments.min_new_tokens, least - self._length)
         return {*p.eos_token_id.flatten().tolist()} == self._eos
+
+    def _take_grammar(self, p: GrammarProcessor) -> bool:
+        """It is read with the logits, before what else changes them, and all of that leaves -inf as it is."""
+        fits = p.prompt_length == self._length and p.grammar.eos <= self._eos
+        if self.arguments.grammar is not None or not fits or p.grammar.vocab_size != self._vocab_size:
+            return False
+        self.arguments.grammar = p.grammar
+        return True
 
     @property
     def _penalised(self) -> bool:

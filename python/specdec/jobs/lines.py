@@ -14,6 +14,8 @@ from specdec_kernels import SamplingParams
 from ..chat_template import chat_text, chat_tokens
 from ..checks import read_as, read_count, refuse, shown
 from ..loop.log_probs import check_log_probs
+from ..sampling.grammar import check_source
+from ..sampling.grammar_source import GrammarSource
 from ..sampling.params import read_bias
 from ..stopping import read_stop_strings
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 SAMPLING = ("temperature", *SamplingParams.FILTERS, *SamplingParams.PENALTIES)
+GRAMMARS = ("json_schema", "regex")
 STANDARD_INPUT = Path("-")
 _SEEDS = range(-(2**63), 2**63)
 
@@ -45,6 +48,17 @@ class LineSettings:
     log_probs: bool = False
     top_log_probs: int | None = None
     prompt_log_probs: int | None = None
+    json_schema: str | None = None
+    regex: str | None = None
+
+    @property
+    def grammar(self) -> GrammarSource | None:
+        """What the text has to be. Raises ValueError naming the key that is wrong."""
+        if self.json_schema is None:
+            return None if self.regex is None else GrammarSource.regex(self.regex, "regex")
+        if self.regex is not None:
+            refuse("json_schema / regex", "both", "one of the two")
+        return GrammarSource.json_schema(self.json_schema, "json_schema")
 
     @property
     def asked(self) -> tuple[bool, int | None, int | None]:
@@ -56,6 +70,10 @@ class LineSettings:
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed not in _SEEDS:
             refuse("seed", shown(self.seed), "a signed 64-bit integer")
         check_log_probs(*self.asked)
+        if (source := self.grammar) is not None:
+            if self.min_new_tokens:
+                refuse("min_new_tokens", f"{self.min_new_tokens} with a grammar", "0: it says where a text may end")
+            check_source(source, "regex" if self.json_schema is None else "json_schema")
 
 
 KEYS = ("id", "prompt", "messages", *(field.name for field in dataclasses.fields(LineSettings)))
@@ -175,6 +193,8 @@ def _read_settings(
         if not isinstance(own["banned_tokens"], list):
             refuse("banned_tokens", shown(own["banned_tokens"]), "a list of ids")
         own["banned_tokens"] = tuple(own["banned_tokens"])
+    if own.get("json_schema") is not None:
+        own["json_schema"] = GrammarSource.json_schema(own["json_schema"], "json_schema").text
     own.setdefault("seed", defaults.seed + index * texts)
     s = dataclasses.replace(defaults, **own)
     s.check()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from ..files import open_itself, write_whole
+from .lines import GRAMMARS
 
 if TYPE_CHECKING:
     from .input import InputMark
@@ -39,6 +40,9 @@ def make_settings(
         mark: of the input file.
     """
     lines = dataclasses.asdict(defaults)
+    for name in GRAMMARS:  # jobs that began before there were grammars go on
+        if lines[name] is None:
+            del lines[name]
     if defaults.logit_bias is not None:
         lines["logit_bias"] = {str(token): value for token, value in sorted(defaults.logit_bias.items())}
     whole = {

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 from ..decoder import next_seed
 from ..loop.sequence import Request
 from ..stopping import StopStrings
-from .lines import SAMPLING, JobLine
+from .lines import GRAMMARS, SAMPLING, JobLine
 from .output import COUNTS, COUNTS_BY_POSITION, Results, Totals
 from .result_line import result_line
 from .signals import Signals
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from ..loop.sequence import Sequence as Decoded
+    from ..sampling.grammar import GrammarCompiler
 
 
 class Runner(Protocol):
@@ -36,17 +37,26 @@ class RequestMaker:
     Args:
         tokenizer: the target's.
         banned: ids that no text may have, beside those of its line.
+        grammar_compiler: makes the target's, for lines with grammars.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, banned: Sequence[int]):
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        banned: Sequence[int],
+        grammar_compiler: Callable[[PreTrainedTokenizerBase], GrammarCompiler],
+    ):
         self._tokenizer, self._banned = tokenizer, banned
+        self._compiler = functools.cache(lambda: grammar_compiler(tokenizer))
         # A StopStrings remembers the texts of tokens, so lines share it.
         self._stop = functools.lru_cache(maxsize=64)(lambda strings: StopStrings(tokenizer, strings))
 
     def __call__(self, line: JobLine, further: int = 0) -> Request:
         """The request of a line, or of a further text of it. Its ``id`` is the line."""
         s = line.settings
-        of_line = {name: value for name, value in vars(s).items() if name not in SAMPLING} | {
+        names = vars(s).keys() - {*SAMPLING, *GRAMMARS}
+        of_line = {name: getattr(s, name) for name in names} | {
+            "grammar": None if (source := s.grammar) is None else self._compiler().compile(source),
             "seed": next_seed(s.seed, further),
             "stop": self._stop(s.stop) if s.stop else None,
             "banned_tokens": [*s.banned_tokens, *self._banned],
@@ -59,7 +69,7 @@ def run_job(
     lines: Iterator[JobLine],
     results: Results,
     tokenizer: PreTrainedTokenizerBase,
-    banned: Sequence[int],
+    make: RequestMaker,
     signals: Signals,
     show: Callable[[dict], None],
 ) -> str | None:
@@ -67,7 +77,7 @@ def run_job(
 
     Args:
         lines: all lines of the input, checked.
-        banned: ids that no text may have.
+        make: makes the requests of lines.
         show: called with the line of every result, after it was written.
 
     Returns:
@@ -77,7 +87,6 @@ def run_job(
         Stopped: by a signal. WriteError: the disk is full. InputError: the input changed. In each case the results so
         far are in the file.
     """
-    make = RequestMaker(tokenizer, banned)
     for decoded in scheduler.run(make(line) for line in lines if line.id not in results.done):
         row = result_of(decoded, tokenizer)
         with signals.held():

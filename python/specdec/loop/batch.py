@@ -24,6 +24,7 @@ from ..models.cached_model import CachedModel
 from ..models.kv_cache import visible_slots
 from ..models.prompt_parts import PromptParts
 from ..result import FinishReason
+from ..sampling.grammar_masks import GrammarMasks
 from ..sampling.processors import Processors
 from ..sampling.token_table import HostTable
 from ..stats import Timer
@@ -112,6 +113,7 @@ class Batch:
             timer=self.timer,
             target_cache=target.new_cache(size, capacity, max(most, config.nodes) + 1),
             processors=Processors(size, target.vocab_size),
+            grammars=GrammarMasks(target.vocab_size, device),
             ends=[frozenset()] * size,
             predictions=[()] * size,
             owners=[None] * size,
@@ -242,6 +244,8 @@ class Batch:
             ends = sequence.eos, request.min_new_tokens
             self.table.begin(row, sequence.params, sequence.bias, sequence.seen, sequence.prompt_length, *ends)
             self.state.processors.of_rows[row] = sequence.processors
+            if request.grammar is not None:
+                self.state.grammars.begin(row, request.grammar)
             self.state.ends[row] = sequence.eos
             self.state.predictions[row] = sequence.prediction if sequence.may_draft else ()
             self.state.owners[row] = request.owner
@@ -267,6 +271,7 @@ class Batch:
         state = self.state
         state.processors.of_rows[row] = LogitsProcessorList()
         state.processors.errors.pop(row, None)
+        state.grammars.end(row)
         state.ends[row], state.predictions[row], state.owners[row] = frozenset(), (), None
         if self.session is not None:
             self.session.end(row, sequence.tokens)
@@ -277,7 +282,8 @@ class Batch:
     def runs_ahead(self) -> bool:
         """Whether the next step can be launched before the host has read the reports of earlier steps."""
         drafts_alone = self.session is None or not self.session.needs_host
-        return drafts_alone and not (self.state.processors or self.table.counts or self.config.logits)
+        state = self.state
+        return drafts_alone and not (state.processors or state.grammars or self.table.counts or self.config.logits)
 
     def step(self) -> list[Output]:
         """Runs one step of all rows. Returns what has been emitted since the last call: by this step or, if the device
@@ -471,15 +477,18 @@ class Batch:
     def _take(self, step: _Launched) -> None:
         """Applies a step's report to the sequences that had not ended before the step."""
         result, results = step.report.result, []
+        errors = self.state.processors.errors | self.state.grammars.errors
         for row, (sequence, report) in enumerate(zip(step.sequences, step.report.read(), strict=True)):
             if sequence is None or not sequence.live:
                 continue
             asked = min(step.wanted[row], sequence.room - 1)
             try:
-                if (error := self.state.processors.errors.get(row)) is not None:
+                if (error := errors.get(row)) is not None:
                     raise error
                 emitted, accepted = sequence.take(report, result.drafts.forwards)
-            except Exception as error:  # from its processors or its stop, so it does not concern other sequences
+                if sequence.live:
+                    self.state.grammars.follow(row, sequence.text[len(sequence.text) - emitted :])
+            except Exception as error:  # from its processors, grammar or stop, so it concerns no other sequence
                 sequence.fail(error)
                 self.finish(sequence)
                 continue

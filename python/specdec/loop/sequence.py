@@ -16,6 +16,7 @@ from ..checks import read_as, read_count, refuse
 from ..models.cached_model import CachedModel
 from ..prompts import read_eos, read_prompts, read_seeds
 from ..result import FinishReason, Producer, TokenLogProb, error_text
+from ..sampling.grammar import Grammar
 from ..sampling.params import Bias, read_bias
 from ..sampling.processors import read_processors
 from ..stats import Stats
@@ -59,6 +60,9 @@ class Request:
             ``SuffixDrafter`` with ``SuffixMemories``. Any hashable value; None: nobody's, and no memory is used.
         scope: whose prompts a scheduler's ``prefix_reuse`` may take beginnings from: those with an equal value. A hit
             can be told by the time to the first token, so what must not know of each other needs different ones.
+        grammar: what the text has to be, from its first token on (``SpeculativeDecoder.grammar_compiler``). Not
+            together with ``min_new_tokens``, and not of trees. Each token is drawn from the target's distribution over
+            those that the grammar allows.
 
     Example:
         >>> from specdec import Request, SamplingParams, Scheduler, SpeculativeDecoder, load_embedded_pair
@@ -90,6 +94,7 @@ class Request:
     prediction: abc.Sequence[int] | None = None
     owner: Hashable = None
     scope: Hashable = None
+    grammar: Grammar | None = None
 
 
 class Output(NamedTuple):
@@ -187,13 +192,16 @@ class Sequence:
             except TypeError:
                 refuse(name, f"a {type(value).__name__}", "None, or a hashable value")
         read_seeds(r.seed, 1, torch.device("cpu"))
+        eos = frozenset(i for i in read_eos(r.eos_token_id, target.model) if 0 <= i < vocab_size)
+        if r.grammar is not None:
+            _check_grammar(r.grammar, eos, r.min_new_tokens, vocab_size)
         wanted = r.log_probs or r.top_log_probs is not None
         return cls(
             number,
             request,
             text,
             text if r.processor_prompt is None else read_ids("processor_prompts", r.processor_prompt, vocab_size),
-            eos=frozenset(i for i in read_eos(r.eos_token_id, target.model) if 0 <= i < vocab_size),
+            eos=eos,
             params=_read_params(r.params),
             bias=read_bias(r.logit_bias, r.banned_tokens, vocab_size),
             processors=read_processors(r.logits_processor),
@@ -345,6 +353,17 @@ def read_ids(name: str, ids: object, vocab_size: int) -> list[int]:
     if not isinstance(ids, (abc.Sequence, torch.Tensor)):
         refuse(name, type(ids).__name__, "a list of token ids")
     return list(read_as(name, read_prompts, [ids], None, vocab_size)[0])
+
+
+def _check_grammar(grammar: Grammar, eos: frozenset[int], min_new_tokens: int, vocab_size: int) -> None:
+    if not isinstance(grammar, Grammar):
+        refuse("grammar", type(grammar).__name__, "a Grammar, which a GrammarCompiler makes")
+    if grammar.vocab_size != vocab_size:
+        refuse("grammar", f"one for a vocabulary of {grammar.vocab_size} tokens", f"one for {vocab_size}")
+    if not grammar.eos <= eos:
+        refuse("eos_token_id", f"{sorted(eos)} with a grammar", f"ids among which are {sorted(grammar.eos)}")
+    if min_new_tokens:
+        refuse("min_new_tokens", f"{min_new_tokens} with a grammar", "0: the grammar says where a text may end")
 
 
 def _read_params(params: SamplingParams | None) -> dict[str, float]:

@@ -63,6 +63,7 @@ class AcceptRule:
         tree: Tree | None,
         counts: torch.Tensor | None,
         backend: str,
+        masks: torch.Tensor | None = None,
     ) -> SpeculativeStep | TreeStep:
         """Returns what is accepted and emitted.
 
@@ -70,6 +71,7 @@ class AcceptRule:
             logits: [n, k + 1, V], the target's, after processors.
             tree: the shape of ``drafts``; None: they are chains.
             counts: [n, k] bool, the nodes of a tree that count; with a node its ancestors count.
+            masks: [n, k + 1, W] int32, the tokens that grammars allow in each row of a chain; None: no row has any.
         """
         columns, allowed = drafts.tokens.shape[1], step.allowed_on_device
         if tree is None:
@@ -84,6 +86,8 @@ class AcceptRule:
                 draft_stats=drafts.stats,
                 d2t=drafts.d2t,
                 rule=self.rule,
+                allowed=masks,
+                masked_drafts=0 if masks is None or drafts.logits is None else drafts.masked,
                 log_probs=step.log_probs,
                 backend=backend,
             )
@@ -125,12 +129,15 @@ class SpeculativeLoop:
         tree = None if drafts.parents is None else Tree.of(drafts.parents)
         # Of chains, only processors need to know on the host which drafts count.
         counts = self.counts(step, drafts, tree) if tree is not None or state.processors else None
+        # The host walks through the grammars while the target computes.
+        sent = state.grammars.send(drafts.tokens) if state.grammars else None
         logits = self.target_forward(step, drafts, tree, counts)
         lap("target_forwards")
         processed = logits
         if state.processors and counts is not None:
             processed = state.processors(logits, step.seen, counts, drafts.tokens, drafts.parents)
-        out = self.rule.verify(step, processed, drafts, tree, counts, state.backend)
+        masks = None if sent is None else state.grammars.after(sent)
+        out = self.rule.verify(step, processed, drafts, tree, counts, state.backend, masks)
         if isinstance(out, TreeStep):
             state.target_cache.compact(out.path)
             if self.session is not None:

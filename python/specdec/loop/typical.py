@@ -68,9 +68,10 @@ class Typical(AcceptRule):
         tree: Tree | None,
         counts: torch.Tensor | None,
         backend: str,
+        masks: torch.Tensor | None = None,
     ) -> SpeculativeStep | TreeStep:
         if tree is None or drafts.parents is None or counts is None:
-            return super().verify(step, logits, drafts, tree, counts, backend)
+            return super().verify(step, logits, drafts, tree, counts, backend, masks)
         nodes, parents = drafts.tokens, drafts.parents.expand(counts.shape)
         depth = min(step.num_drafts, counts.shape[1])
         batch, rows, vocabulary = logits.shape

@@ -165,7 +165,7 @@ class Scheduler:
             refuse("prediction", f"{len(sequence.prediction)} tokens", "None, or a decoder with a PredictedDrafter")
         if len(sequence.prediction) > longest:
             refuse("prediction", f"{len(sequence.prediction)} tokens", f"up to {longest}")
-        self.rule.check(sequence)
+        self.decoder.check(sequence, self.rule)
         self._numbers += 1
         return sequence
 

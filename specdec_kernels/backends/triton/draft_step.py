@@ -102,7 +102,7 @@ def draft_race_kernel(
         draw_draft(rows, b, j, score_ptr, winner_ptr, outputs, BLOCKS)
 
 
-def draft_step(logits, sampling, drafts, d2t, seed, position, offset, rule):
+def draft_step(logits, sampling, drafts, d2t, allowed, seed, position, offset, rule):
     sampling, (batch, vocabulary), device = ops.SamplingTensors(*sampling), logits.shape, logits.device
     logits, num_blocks = dense_rows(logits), number_of_blocks(vocabulary)
 
@@ -118,6 +118,7 @@ def draft_step(logits, sampling, drafts, d2t, seed, position, offset, rule):
         rows = rows_on_device(
             logits, (logits.stride(0), 0), vocabulary, contiguous(d2t), sampling_on_device(sampling, seed, position,
             drafts), (1, 0), (block_max, block_sum), cutoff=empty(batch) if filtered else None,
+            allowed=None if allowed is None else allowed[:, None].expand(-1, offset + 1, -1),
         )  # fmt: skip
         arrivals = empty(batch, dtype=torch.int32) if coupled else None
         blocks, table = padded_blocks(num_blocks), sampling.table_ids is not None

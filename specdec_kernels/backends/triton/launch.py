@@ -67,11 +67,17 @@ def rows_on_device(
     block_stats: tuple[torch.Tensor | None, torch.Tensor | None],
     raw_stats: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
     cutoff: torch.Tensor | None = None,
+    allowed: torch.Tensor | None = None,
 ) -> Rows:
-    """``strides``: of ``logits``' leading dimensions, the last being dense; ``vocabulary``: the target's V."""
+    """``strides``: of ``logits``' leading dimensions, the last being dense; ``vocabulary``: the target's V;
+    ``allowed``: [B, number of masked rows, W]."""
+    masks: tuple = (None,) * 5
+    if allowed is not None:
+        allowed = dense_rows(allowed)
+        masks = (allowed, allowed.stride(0), allowed.stride(1), allowed.shape[1], allowed.shape[2])
     return Rows(
         sampling, logits, *strides, logits.shape[-1], number_of_blocks(vocabulary), d2t, *block_stats, *raw_stats,
-        cutoff, *stats_strides,
+        cutoff, *stats_strides, *masks,
     )  # fmt: skip
 
 

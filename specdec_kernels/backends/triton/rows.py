@@ -51,6 +51,13 @@ class Rows(NamedTuple):
     cutoff_ptr: Any  # of row (b, j) at stats_stride_b b + stats_stride_j j; None: no filters
     stats_stride_b: Any
     stats_stride_j: Any
+    allowed_ptr: (
+        Any  # bits of the tokens that may follow row (b, j) at allowed_stride_b b + allowed_stride_j j; None: all
+    )
+    allowed_stride_b: Any
+    allowed_stride_j: Any
+    masked_rows: Any  # rows j < masked_rows have such bits; in others all tokens may follow
+    num_words: Any  # of a row's bits
 
 
 # In place of Rows: Triton 3.6 cannot compare a tuple with None.
@@ -77,6 +84,20 @@ def target_ids(rows, index):
         return tl.where(inside, index, -1)
     else:
         return tl.load(rows.d2t_ptr + index, mask=inside, other=-1)
+
+
+@triton.jit
+def masked(x, ids, rows, b, j):
+    """Logits ``x`` of the tokens ``ids`` (a scalar or a vector; -1: none) of row (b, j), those that may not follow as
+    -inf."""
+    if rows.allowed_ptr is not None:
+        word = tl.cast(ids, tl.int32) // 32  # rounds towards 0
+        inside = (ids >= 0) & (word < rows.num_words) & (j < rows.masked_rows)
+        at = b * rows.allowed_stride_b + j * rows.allowed_stride_j + word
+        bits = tl.load(rows.allowed_ptr + at, mask=inside, other=0)
+        allowed = ((bits >> (tl.cast(ids, tl.int32) % 32)) & 1) != 0
+        x = tl.where(allowed | (j >= rows.masked_rows), x, -INFINITY)
+    return x
 
 
 @triton.jit
@@ -131,7 +152,9 @@ def load_raw(rows, b, j, first, SIZE: tl.constexpr):
 
 @triton.jit
 def adjust_tokens(x, rows, b, j, first, SIZE: tl.constexpr):
-    """The logits that ``load_raw`` loaded, after bias and penalties."""
+    """The logits that ``load_raw`` loaded, after mask, bias and penalties."""
+    if rows.allowed_ptr is not None:
+        x = masked(x, target_ids(rows, tl.cast(first, tl.int32) + tl.arange(0, SIZE)), rows, b, j)
     if rows.sampling.ids_ptr is None:
         return x
     else:
@@ -154,7 +177,8 @@ def load_block(rows, b, j, block):
 def load_token(rows, b, j, index):
     """(adjusted logit, raw logit) of one token, by its index in the row's own vocabulary."""
     raw = tl.load(rows.ptr + b * rows.stride_b + j * rows.stride_j + index).to(tl.float32)
-    return adjusted(raw, target_ids(rows, index), rows.sampling, b, j), raw
+    ids = target_ids(rows, index)
+    return adjusted(masked(raw, ids, rows, b, j), ids, rows.sampling, b, j), raw
 
 
 # ---- Statistics ----------------------------------------------------------------------------------------------

@@ -196,8 +196,8 @@ def race_kernel(
 
 
 def speculative_step(
-    target_logits, draft_tokens, draft_logits, draft_cutoff, draft_lse, d2t, num_drafts, sampling, seed, position, rule,
-    log_probs,
+    target_logits, draft_tokens, draft_logits, draft_cutoff, draft_lse, d2t, num_drafts, sampling, allowed,
+    masked_drafts, seed, position, rule, log_probs,
 ):  # fmt: skip
     sampling, (batch, rows, vocabulary) = ops.SamplingTensors(*sampling), target_logits.shape
     device, num_blocks, limits = target_logits.device, number_of_blocks(vocabulary), contiguous(num_drafts)
@@ -219,7 +219,7 @@ def speculative_step(
         logits = dense_rows(target_logits)
         target = rows_on_device(
             logits, (logits.stride(0), logits.stride(1)), vocabulary, None, on_device, (rows, 1),
-            (block_max[:num_target_rows], block_sum[:num_target_rows]), (raw_max, raw_sum), cutoff,
+            (block_max[:num_target_rows], block_sum[:num_target_rows]), (raw_max, raw_sum), cutoff, allowed,
         )  # fmt: skip
         draft = NO_ROWS
         if full_q:
@@ -228,6 +228,7 @@ def speculative_step(
                 logits, (logits.stride(0), logits.stride(1)), vocabulary, contiguous(d2t), on_device, (rows - 1, 1),
                 (block_max[num_target_rows:], block_sum[num_target_rows:]) if weigh_draft else (None, None),
                 cutoff=cutoff[num_target_rows:] if weigh_draft and cutoff is not None else None,
+                allowed=None if allowed is None or masked_drafts == 0 else allowed[:, :masked_drafts],
             )  # fmt: skip
         step = Step(target, draft, contiguous(draft_cutoff), contiguous(draft_lse), limits, rows - 1)
         both = (target, draft if weigh_draft else NO_ROWS, limits, batch, rows, 0)

@@ -29,7 +29,7 @@ from .core import (
     row_fault,
 )
 from .draw import argmax, race_winner
-from .rows import Rows, adjusted, find, load_block, load_limit, load_row, load_token
+from .rows import Rows, adjusted, find, load_block, load_limit, load_row, load_token, masked
 
 # The state of a sequence at a row.
 DONE = tl.constexpr(0)  # nothing is left to do
@@ -83,6 +83,7 @@ def log_q_of(step, b, j, ids, q_lse, q_cutoff):
             place, listed = find(step.draft.d2t_ptr, step.draft.vocabulary, ids)
         row_ptr = step.draft.ptr + b * step.draft.stride_b + j * step.draft.stride_j
         x = tl.load(row_ptr + place, mask=listed, other=-INFINITY).to(tl.float32)
+        x = masked(x, ids, step.draft, b, j)
         x = tl.where(listed, adjusted(x, ids, sampling, b, j), -INFINITY)
         return log_probability(x, inverse(tl.load(sampling.temperature_ptr + b)), q_lse, q_cutoff)
     else:

@@ -8,6 +8,8 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from specdec_kernels import Status
+
 from ...detokenize import Detokenizer, IncrementalText
 from ...loop.sequence import Output, Request
 from ...loop.sequence import Sequence as Decoded
@@ -144,6 +146,8 @@ class DecodedText:
             kind = None if error is None else error.partition(":")[0]  # the rest may quote the request
             log.warning("a text failed", extra={"facts": {"status": self.ended.status.name, "error": kind}})
             why = "the model's logits define no distribution" if error is None else "it could not be decoded"
+            if self.request.grammar is not None and (kind == "ValueError" or Status.TARGET_EMPTY in self.ended.status):
+                raise ApiError(500, "the text failed: its grammar allows no token that the model may emit", "grammar")
             raise ApiError(500, f"the text failed: {why}", "decoding_failed")
 
     def _read(self, updates: list[Output]) -> Piece:

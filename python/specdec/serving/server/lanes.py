@@ -25,6 +25,7 @@ class Lane(NamedTuple):
     max_length: int  # the most tokens of prompt and output
     max_eos: int  # the most end-of-sequence tokens of a request
     eos: frozenset[int]  # those of the target
+    vocab_size: int  # V of the target
     device: str
     cache_bytes: int
 
@@ -89,6 +90,7 @@ class Lanes:
             max_length=scheduler.max_length,
             max_eos=scheduler.max_eos,
             eos=eos,
+            vocab_size=scheduler.target.vocab_size,
             device=str(scheduler.target.device),
             cache_bytes=scheduler.budget.bytes,
         )

@@ -26,6 +26,7 @@ _FIELDS = {
     "eos_token_id": "stop_token_ids",
     "top_log_probs": "logprobs",
     "prompt_log_probs": "prompt_logprobs",
+    "grammar": "response_format",
 }
 
 
@@ -173,7 +174,7 @@ async def _tokens(
 async def _plan(service: Service, body: GenerationBody, asked: EndpointRequest, owner: Hashable) -> Plan:
     """The rest of the plan, which is the same for both endpoints."""
     lane = await service.lanes.get(body.drafter, body.rule)
-    params = _params(body)
+    params, grammar = _params(body), await service.grammars.of(body, lane)
     prediction = None
     if body.prediction is not None:  # an empty text predicts nothing
         (ids,) = await _tokens(service, [joined(body.prediction.content)])
@@ -210,6 +211,7 @@ async def _plan(service: Service, body: GenerationBody, asked: EndpointRequest, 
                     prediction=prediction,
                     owner=owner,
                     scope=scope,
+                    grammar=grammar,
                     report_drafts=body.specdec is not None and body.specdec.steps is True,
                 )
             )

@@ -122,6 +122,35 @@ Ids = Annotated[
 ]  # or a long list of what is none would cost a second, for all its errors
 
 
+class JsonSchema(Strict):
+    """It is always enforced, whatever ``strict`` says; ``name`` and ``description`` are for models of OpenAI."""
+
+    name: str = Field(min_length=1, max_length=64)
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+    description: str | None = None
+
+
+class ResponseFormat(Strict):
+    """What the texts have to be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(Strict):
+    """vLLM's: exactly one of these."""
+
+    json_: dict[str, Any] | str | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+
+    @property
+    def given(self) -> dict[str, Any]:
+        return {"json": self.json_, "regex": self.regex, "choice": self.choice, "grammar": self.grammar}
+
+
 class GenerationBody(Strict):
     """What both endpoints take."""
 
@@ -138,6 +167,7 @@ class GenerationBody(Strict):
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     prediction: PredictedOutput | None = None
+    response_format: ResponseFormat | None = None
     user: str | None = None  # a label for the sender's own use
 
     # vLLM's extensions
@@ -152,6 +182,7 @@ class GenerationBody(Strict):
     spaces_between_special_tokens: Annotated[Any, _only(True)] = None
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_TOP)
     cache_salt: str | None = Field(None, min_length=1, max_length=1024)
+    structured_outputs: StructuredOutputs | None = None
 
     # ours
     drafter: str | None = None
@@ -199,7 +230,6 @@ class ChatRequest(GenerationBody):
     prompt_cache_options: Annotated[Any, _only()] = None
     prompt_cache_retention: Annotated[Any, _only()] = None
     reasoning_effort: Annotated[Any, _only()] = None
-    response_format: Annotated[Any, _only({"type": "text"})] = None
     service_tier: Annotated[Any, _only("auto", "default")] = None
     store: Annotated[Any, _only(False)] = None
     tool_choice: Annotated[Any, _only("none", "auto")] = None

@@ -19,6 +19,7 @@ from ...stopping import TokenBytes
 from .lanes import Lanes
 from .metrics import Metrics
 from .server_settings import ServerSettings
+from .structured_output import Grammars
 from .token_names import TokenNames
 
 if TYPE_CHECKING:
@@ -56,6 +57,10 @@ class Service:
     @cached_property
     def detokenizer(self) -> Detokenizer:
         return Detokenizer(self.tokenizer)
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        return Grammars(self.tokenizer)
 
     @cached_property
     def names(self) -> TokenNames:

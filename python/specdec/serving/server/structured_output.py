@@ -1,0 +1,86 @@
+"""What a request says of the form of its texts, as a grammar that is compiled beside the engines."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from ...sampling.grammar import Grammar, GrammarCompiler
+from ...sampling.grammar_source import GrammarSource
+from .errors import ApiError
+from .lanes import Lane
+from .request_bodies import GenerationBody, ResponseFormat, StructuredOutputs
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_MAKERS = {
+    "json": GrammarSource.json_schema,
+    "regex": GrammarSource.regex,
+    "choice": GrammarSource.choice,
+    "grammar": GrammarSource.lark,
+}
+
+
+class Grammars:
+    """Compiles the grammars of requests in few threads of its own, so that large ones hold up each other and nothing
+    else. The last ones are kept.
+
+    Args:
+        tokenizer: of the model that is served.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase):
+        self._tokenizer, self._threads = tokenizer, ThreadPoolExecutor(2, "specdec-grammar")
+        self._compiler: GrammarCompiler | None = None
+
+    async def of(self, body: GenerationBody, lane: Lane) -> Grammar | None:
+        """Returns what the texts of a request have to be; None: anything.
+
+        Raises:
+            ApiError: the library cannot hold it, or it does not go together with other fields.
+        """
+        form, outputs = body.response_format, body.structured_outputs
+        if form is not None and form.type == "text":
+            form = None
+        if form is None and outputs is None:
+            return None
+        field = "response_format" if outputs is None else "structured_outputs"
+        if form is not None and outputs is not None:
+            raise _refused(field, "not together with response_format")
+        for name in ("min_tokens", "ignore_eos"):
+            if getattr(body, name):
+                raise _refused(name, f"not together with {field}, which says where a text ends")
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._threads, self._compile, field, form or outputs, lane)
+        except ValueError as error:
+            raise ApiError.invalid(error, field) from error
+
+    def _compile(self, field: str, asked: ResponseFormat | StructuredOutputs, lane: Lane) -> Grammar:
+        source = _of_format(asked) if isinstance(asked, ResponseFormat) else _of_outputs(asked)
+        if self._compiler is None:  # all lanes have one target
+            self._compiler = GrammarCompiler(self._tokenizer, lane.vocab_size, lane.eos)
+        return self._compiler.compile(source, field)
+
+
+def _of_format(form: ResponseFormat) -> GrammarSource:
+    if form.type == "json_object":
+        return GrammarSource.json_object()
+    if form.json_schema is None or form.json_schema.schema_ is None:
+        raise _refused("response_format", "got json_schema without a schema, allowed: one with it")
+    return GrammarSource.json_schema(form.json_schema.schema_, name="response_format")
+
+
+def _of_outputs(outputs: StructuredOutputs) -> GrammarSource:
+    given = {name: value for name, value in outputs.given.items() if value is not None}
+    if len(given) != 1:
+        names = ", ".join(_MAKERS)
+        raise _refused("structured_outputs", f"got {', '.join(given) or 'nothing'}, allowed: one of {names}")
+    ((name, value),) = given.items()
+    return _MAKERS[name](value, name="structured_outputs")  # type: ignore[operator]
+
+
+def _refused(field: str, what: str) -> ApiError:
+    return ApiError(400, f"{field}: {what}", "invalid_value", field)

@@ -1,0 +1,76 @@
+"""--json-schema and --regex of ``generate`` and ``chat``, and the same as keys of lines."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import jsonschema
+import pytest
+from specdec.cli import app
+from support.commands import PROMPT, refused, rows
+from support.grammars import SCHEMAS
+from typer.testing import CliRunner
+
+NUMBER = ("--regex", "[0-9]{2,4}")
+
+
+def test_a_regex(tmp_path):
+    plain, *others = (rows(PROMPT, *NUMBER, "--drafter", name)[0] for name in ("none", "model", "suffix"))
+    assert re.fullmatch("[0-9]{2,4}", plain["text"]) and plain["finish_reason"] == "eos"
+    assert all(other["text"] == plain["text"] for other in others)
+
+
+def test_a_schema_as_json_and_as_a_file(tmp_path):
+    schema = json.dumps(SCHEMAS["enum"])
+    (tmp_path / "schema.json").write_text(schema)
+    given, of_file = (rows(PROMPT, "--json-schema", each)[0] for each in (schema, tmp_path / "schema.json"))
+    jsonschema.validate(json.loads(given["text"]), SCHEMAS["enum"])
+    assert of_file["text"] == given["text"]
+
+
+@pytest.mark.parametrize("job", [False, True])
+def test_lines_have_grammars_of_their_own(tmp_path, job):
+    lines = [
+        {"prompt": PROMPT, "json_schema": SCHEMAS["array"]},
+        {"prompt": PROMPT, "regex": "yes|no"},
+        {"prompt": PROMPT, "json_schema": None, "max_new_tokens": 5},
+        {"prompt": PROMPT, "json_schema": json.dumps(SCHEMAS["tuple"])},
+    ]
+    path, output = tmp_path / "lines.jsonl", tmp_path / "out.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = rows("--batch-file", path, *(("--output", output) if job else ()))
+    texts = {row["id"]: row["text"] for row in found}
+    jsonschema.validate(json.loads(texts[0]), SCHEMAS["array"])
+    assert texts[1] in ("yes", "no") and texts[2] == rows(PROMPT, "--max-new-tokens", 5)[0]["text"]
+    jsonschema.validate(json.loads(texts[3]), SCHEMAS["tuple"])
+
+
+def test_a_chat_answers_in_the_form():
+    result = CliRunner().invoke(app, ["chat", *NUMBER, "--device", "cpu"], input="x = \ny = \n")
+    assert result.exit_code == 0 and re.fullmatch(r"([0-9]{2,4}\n){2}", result.stdout), result.output
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--regex", "a", "--json-schema", "{}"), "--json-schema / --regex: got both, allowed: one of the two"),
+        (("--regex", "(?=a)b"), "--regex: llguidance cannot hold it: .*look-around"),
+        (("--regex", ""), "--regex: got '', allowed: a regular expression"),
+        (("--json-schema", '{"uniqueItems": true}'), "--json-schema: llguidance cannot hold it: Unimplemented keys"),
+        (("--json-schema", "{"), "--json-schema: got '{', allowed: a JSON Schema"),
+        (("--json-schema", "missing.json"), "--json-schema: got 'missing.json', allowed: a JSON Schema that begins"),
+        (("--regex", "a", "--min-new-tokens", 2), "--min-new-tokens: got 2 with a grammar"),
+        (("--regex", "a", "--drafter", "suffix", "--tree", 4), "got one with tree=4"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_its_option(options, told):
+    message = refused("generate", PROMPT, *options)
+    assert re.search(told, message), message
+
+
+def test_a_line_that_cannot_be_is_named(tmp_path):
+    path = tmp_path / "lines.jsonl"
+    path.write_text(json.dumps({"prompt": "x"}) + "\n" + json.dumps({"prompt": "x", "regex": "["}) + "\n")
+    message = refused("generate", "--batch-file", path)
+    assert re.search("line 2 of .*lines.jsonl.*: regex: llguidance cannot hold it", message), message
