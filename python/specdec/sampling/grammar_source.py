@@ -13,9 +13,9 @@ LONGEST = 65_536  # characters of a grammar
 MOST_CHOICES = 1_000
 _DEEPEST, _MOST_VALUES = 64, 4_096  # of a schema: compiling takes the square of the number of its properties
 _MOST_REPEATS = 4_096  # of a regex, where repetitions within repetitions multiply
-# One or two blanks, or a new line with the indentation of 16 levels. Without a bound a small model may write blanks
+# One or two blanks, or a new line with the indentation of 8 levels. Without a bound a small model may write blanks
 # until its text is full.
-_WHITE_SPACE = r"( {1,2}|\n {0,32})"
+_WHITE_SPACE = r"( {1,2}|\n {0,16})"
 _JSON = {"whitespace_pattern": _WHITE_SPACE, "lenient": False}
 
 
