@@ -6,18 +6,18 @@ import functools
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ..checks import refuse
 from .grammar_source import GrammarSource
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 _KEPT = 64  # compiled grammars of a compiler
 # What a grammar, and then each mask, may cost. The library's own bounds allow ten times as much.
-_LIMITS = {"initial_lexer_fuel": 500_000, "max_lexer_states": 50_000, "max_grammar_size": 100_000}
+_LEXER_FUEL, _LEXER_STATES, _GRAMMAR_SIZE = 500_000, 50_000, 100_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +91,13 @@ class GrammarCompiler:
         from llguidance import LLMatcher, LLParserLimits
 
         try:
-            text, limits = source.for_library(), LLParserLimits(verbose_errors=False, **_LIMITS)
+            text = source.for_library()
+            limits = LLParserLimits(
+                initial_lexer_fuel=_LEXER_FUEL,
+                max_lexer_states=_LEXER_STATES,
+                max_grammar_size=_GRAMMAR_SIZE,
+                verbose_errors=False,
+            )
             matcher = LLMatcher(self._read_vocabulary(), text, log_level=0, limits=limits)
             if not matcher.is_error():
                 matcher.compute_bitmask()  # much of the work is done here
@@ -106,7 +112,7 @@ class GrammarCompiler:
 
         with self._lock:
             if self._vocabulary is None:
-                tokenizer, eos = self._tokenizer, sorted(self.eos)
+                tokenizer, eos = cast("PreTrainedTokenizerFast", self._tokenizer), sorted(self.eos)
                 self._vocabulary = from_tokenizer(tokenizer, n_vocab=self.vocab_size, eos_token=eos)
             return self._vocabulary
 

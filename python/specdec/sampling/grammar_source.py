@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..checks import refuse, shown
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
 
 LONGEST = 65_536  # characters of a grammar
 MOST_CHOICES = 1_000
 _DEEPEST, _MOST_VALUES = 64, 4_096  # of a schema: compiling takes the square of the number of its properties
 _MOST_REPEATS = 4_096  # of a regex, where repetitions within repetitions multiply
-# One or two blanks, or a new line with the indentation of 16 levels. Without a bound a small model may write blanks
+# One or two blanks, or a new line with the indentation of 8 levels. Without a bound a small model may write blanks
 # until its text is full.
-_WHITE_SPACE = r"( {1,2}|\n {0,32})"
-_JSON = {"whitespace_pattern": _WHITE_SPACE, "lenient": False}
+_WHITE_SPACE = r"( {1,2}|\n {0,16})"
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ class GrammarSource:
 
     @classmethod
     def lark(cls, grammar: str, name: str = "grammar") -> GrammarSource:
-        """A Lark grammar in llguidance's dialect, or what its ``StructTag.to_grammar`` returns."""
+        """A Lark grammar in llguidance's dialect, or the JSON that its structural tags become."""
         return cls("lark", _check_repeats(name, _check_text(name, grammar, "a Lark grammar")))
 
     def after(self, mark: str, special: bool = False) -> GrammarSource:
@@ -106,13 +108,14 @@ class GrammarSource:
         from llguidance import LLMatcher
 
         if self.kind in ("json_object", "json_schema"):
-            return LLMatcher.grammar_from_json_schema(self.text, overrides=_JSON)
+            overrides: JsonCompileOptions = {"whitespace_pattern": _WHITE_SPACE, "lenient": False}
+            return LLMatcher.grammar_from_json_schema(self.text, overrides=overrides)
         if self.kind == "regex":
             return LLMatcher.grammar_from_regex(self.text)
         if self.kind == "choice":
             texts = (json.dumps(text, ensure_ascii=False) for text in json.loads(self.text))
             return LLMatcher.grammar_from_lark("start: " + " | ".join(texts))
-        # StructTag writes several grammars as JSON, which a Lark grammar never begins as.
+        # Structural tags become several grammars in one JSON, which a Lark grammar never begins as.
         return self.text if self.text.lstrip().startswith("{") else LLMatcher.grammar_from_lark(self.text)
 
 

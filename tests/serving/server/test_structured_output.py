@@ -37,7 +37,7 @@ class Point(BaseModel):
 
 def test_the_client_parses_answers_into_a_model(served):
     def parse(temperature: float):
-        own = {"messages": MESSAGES, "max_completion_tokens": 64, "seed": 5, "temperature": temperature}
+        own = {"messages": MESSAGES, "max_completion_tokens": 110, "seed": 5, "temperature": temperature}
         return lambda client: client.chat.completions.parse(model="embedded", response_format=Point, **own)
 
     for completion in gathered(served, [parse(t) for t in (0.0, 0.7, 1.0)]):
