@@ -1,5 +1,5 @@
 """Masks: a token whose bit in ``allowed`` is 0 counts as if its logit were -inf, in p, and in q where drafts were drawn
-under the same mask. test_exact_masks.py has the distributions, test_texts.py whole texts, test_parity.py every backend
+under the same mask. test_exact.py has the distributions, test_texts.py whole texts, test_parity.py every backend
 against the reference."""
 
 from __future__ import annotations
