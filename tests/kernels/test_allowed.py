@@ -10,8 +10,7 @@ from support.arrangements import INF, NAN, drafted, identical, rules_for, seeds,
 
 from specdec_kernels import Status
 from specdec_kernels.ops import RULES, WORD_BITS
-from specdec_kernels.testing import StepInputs, random_step
-from specdec_kernels.testing.inputs import bits_of
+from specdec_kernels.testing import StepInputs, bits_of, random_step
 
 MASKED = 2  # of three drafts
 CASES = {

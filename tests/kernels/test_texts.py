@@ -21,8 +21,7 @@ from support.exact import Setting, params_of
 from specdec_kernels import draft_step, speculative_step
 from specdec_kernels.backends import reference
 from specdec_kernels.ops import RULES
-from specdec_kernels.testing import Distribution, device_of, text_distribution
-from specdec_kernels.testing.inputs import bits_of
+from specdec_kernels.testing import Distribution, bits_of, device_of, text_distribution
 from specdec_kernels.types import TokenTable
 
 LENGTH, TOY, MOST = 8, 3, 3  # tokens of a text; vocabulary; drafts of a step, at most

@@ -23,8 +23,7 @@ from torch.utils._pytree import tree_map
 
 from specdec_kernels import SamplingParams, draft_step, speculative_step
 from specdec_kernels.backends import reference
-from specdec_kernels.testing import Distribution, Model, penalised, probabilities, shared_race
-from specdec_kernels.testing.inputs import bits_of
+from specdec_kernels.testing import Distribution, Model, bits_of, penalised, probabilities, shared_race
 from specdec_kernels.types import DraftStep, SpeculativeStep, TokenTable
 
 INF = float("inf")
