@@ -39,7 +39,7 @@ struct AllowedRows {
   int64_t num_words = 0;
 
   SPECDEC_HD AllowedTokens row(int64_t r, const int64_t* ids) const {
-    if (words == nullptr) return {};
+    if (words == nullptr || r < 0) return {};
     return {words + r * num_words, num_words, ids};
   }
 };
@@ -104,13 +104,9 @@ struct SpeculativeStepParams {
   float* log_probs;       // [B, K+1], or null
   float* raw_log_probs;   // [B, K+1], null where log_probs is
 
-  SPECDEC_HD AllowedTokens allowed_at(int64_t b, int64_t j) const {
-    return allowed.row(b * (num_drafts_max + 1) + j, nullptr);
-  }
-  // Those among which draft j was drawn.
-  SPECDEC_HD AllowedTokens allowed_to_draft(int64_t b, int64_t j) const {
-    return j < masked_drafts ? allowed.row(b * (num_drafts_max + 1) + j, d2t) : AllowedTokens{};
-  }
+  // The row of `allowed` that masks row j of p, and the one that masks that of q; -1: none.
+  SPECDEC_HD int64_t mask_of_target(int64_t b, int64_t j) const { return b * (num_drafts_max + 1) + j; }
+  SPECDEC_HD int64_t mask_of_draft(int64_t b, int64_t j) const { return j < masked_drafts ? mask_of_target(b, j) : -1; }
 };
 
 // Trees have N nodes, and so N + 1 rows: that of the root, and one for each node.

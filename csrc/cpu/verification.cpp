@@ -56,7 +56,7 @@ std::vector<VerifiedRow> Verification::rows_at(const std::vector<int64_t>& seque
     VerifiedRow& row = rows[i];
     row.sequence = b, row.j = j;
     row.p_row = row_at(params.target, b, j);
-    row.p_row.allowed = params.allowed_at(b, j);
+    row.p_row.allowed = params.allowed.row(params.mask_of_target(b, j), nullptr);
     row.p_patches = patches_of(params.sampling, b, row.p_row, nullptr, position, drafts, j);
     set_patches(row.p_row, row.p_patches);
     row.draft = draft_at(b, j, &row.flags);
@@ -120,7 +120,7 @@ DraftDistribution Verification::q_of(int64_t b, int64_t j) const {
   if (params.draft_lse != nullptr)
     distribution.lse = params.draft_lse[at], distribution.cutoff = params.draft_cutoff[at];
   Row row = row_at(params.draft, b, j);
-  row.allowed = params.allowed_to_draft(b, j);
+  row.allowed = params.allowed.row(params.mask_of_draft(b, j), params.d2t);
   return {row, distribution, params.d2t, params.draft.vocabulary};
 }
 

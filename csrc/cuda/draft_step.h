@@ -74,8 +74,7 @@ struct Drafting {
 SPECDEC_DEVICE Drafting drafting_of(const DraftWork& work, int64_t b) {
   const DraftStepParams& params = work.params;
   const DraftMemory memory = work.memory(b);
-  const Row row = row_to_draft_from(params, b, params.offset, memory.ring, work.place_for_copy(),
-                                    params.allowed.row(b, params.d2t));
+  const Row row = row_to_draft_from(params, b, params.offset, memory.ring, work.place_for_copy(), &params.allowed);
   const float temperature = params.sampling.temperature[b];
   const bool filtered = temperature != 0.0f && filters_of(params.sampling, b).any();
   return {params, memory, row, temperature, temperature == 0.0f ? 0.0f : 1.0f / temperature, filtered};

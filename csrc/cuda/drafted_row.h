@@ -15,7 +15,7 @@ Items items_of_drafting(const Params& params) {
 // The row of sequence b. `depth`: how many drafts come before it.
 template <class Params>
 SPECDEC_DEVICE Row row_to_draft_from(const Params& params, int64_t b, int64_t depth, const Ring& ring, char* own_copy,
-                                     AllowedTokens allowed = {}) {
+                                     const AllowedRows* masks = nullptr) {
   const bool counted = params.drafts != nullptr;
   return {params.logits + b * params.row_stride,
           params.dtype,
@@ -29,7 +29,8 @@ SPECDEC_DEVICE Row row_to_draft_from(const Params& params, int64_t b, int64_t de
           ring.kept(),
           0,
           own_copy,
-          allowed};
+          masks,
+          static_cast<int>(b)};
 }
 
 // Computes the statistics of every block of the row. `s`: what every thread of the cluster knows of its sequence.
@@ -41,7 +42,7 @@ SPECDEC_DEVICE void measure_row(const Sequence& s, const Place& place) {
   begin_copies(s.memory.ring, measured, place);
   simt::wait_cluster();  // now all blocks run, and may write to each other's memory
   measure(measured, s.memory.ring, place, {s.memory.blocks.max, s.memory.blocks.mass, false, nullptr, nullptr, n, 0},
-          s.params.sampling.has_table || s.row.allowed.words != nullptr, s.inverse_temperature,
+          s.params.sampling.has_table || s.row.allowed().words != nullptr, s.inverse_temperature,
           [&](int) { return s.row; });
 }
 

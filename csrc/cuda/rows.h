@@ -19,7 +19,8 @@ struct Row {
   Kept kept;       // where its blocks are in shared memory, if they stay there
   int first_item;  // the item that its first block is
   char* own_copy;  // the warp's shared memory for a block that is not aligned, or that bias and penalties adjust
-  AllowedTokens allowed = {};
+  const AllowedRows* masks = nullptr;
+  int mask = -1;  // the one of these rows that is this row's; -1: none
 
   SPECDEC_HD int element() const { return dtype == Dtype::kFloat32 ? 4 : 2; }
   SPECDEC_HD int size_of(int block) const {
@@ -30,6 +31,8 @@ struct Row {
     const int64_t before = int64_t{block} * kBlock;
     return Granules::of(data + before * element(), (size - before) * element(), kBlock * element());
   }
+  // Not kept, since registers are scarce.
+  SPECDEC_DEVICE AllowedTokens allowed() const { return masks == nullptr ? AllowedTokens{} : masks->row(mask, d2t); }
   SPECDEC_DEVICE const int64_t* ends() const { return sampling->ends + b * sampling->num_ends; }
   SPECDEC_HD int num_blocks() const { return blocks_of(size); }
   // Whether this thread block draws from a block of logits, -1 standing for none.
@@ -69,7 +72,7 @@ SPECDEC_DEVICE float raw_logit(const Row& row, int64_t index) {
 
 // The same, or -inf where the token may not follow.
 SPECDEC_DEVICE float masked_logit(const Row& row, int64_t index) {
-  return row.allowed.has(index) ? raw_logit(row, index) : -INFINITY;
+  return row.allowed().has(index) ? raw_logit(row, index) : -INFINITY;
 }
 
 SPECDEC_DEVICE int64_t target_id(const Row& row, int64_t index) { return row.d2t == nullptr ? index : row.d2t[index]; }
@@ -135,8 +138,8 @@ SPECDEC_DEVICE void load_raw(const Row& row, int block, const char* copied, floa
 
 // By a warp: makes those of a block's logits -inf whose tokens may not follow. Before bias and penalties.
 SPECDEC_DEVICE void mask_block(const Row& row, int block, float (&x)[kEach]) {
-  if (row.allowed.words == nullptr) return;
-  const AllowedTokens& allowed = row.allowed;
+  const AllowedTokens allowed = row.allowed();
+  if (allowed.words == nullptr) return;
 #pragma unroll
   for (int i = 0; i < kEach; i += kVector) {
     const int64_t first = int64_t{block} * kBlock + place_of(i);

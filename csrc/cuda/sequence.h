@@ -139,7 +139,8 @@ struct Sequence {
             memory.ring.kept(),
             static_cast<int>(j) * memory.n,
             own_copy,
-            params.allowed_at(b, j)};
+            &params.allowed,
+            static_cast<int>(params.mask_of_target(b, j))};
   }
   SPECDEC_DEVICE Row draft_row(int64_t j) const {
     const bool weighed = weighs_drafts(params);
@@ -155,7 +156,8 @@ struct Sequence {
             weighed ? memory.ring.kept() : Kept{nullptr, 0, 0},
             target_items() + static_cast<int>(j) * blocks_of(params.draft.vocabulary),
             own_copy,
-            params.allowed_to_draft(b, j)};
+            &params.allowed,
+            static_cast<int>(params.mask_of_draft(b, j))};
   }
   SPECDEC_DEVICE Row row_of_item(int item) const {
     const int of_drafts = item - target_items();

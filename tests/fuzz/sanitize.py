@@ -31,7 +31,8 @@ MANY_ROWS = (1, 6000, 33)
 FORMS = {"full": {}, "stats": {"stats": True}, "reduced": {"reduced": 0.7}, "one_hot": {}}
 FILTERS = {"top_k": (0, 20, 1), "top_p": (0.9, 1.0, 0.3), "min_p": (0.0, 0.02)}
 PENALTIES = {"table": 5, "repetition_penalty": (1.3, 0.8), "presence_penalty": (0.5,), "frequency_penalty": (0.2,)}
-DISTRIBUTIONS = {"plain": {}, "filters": FILTERS, "penalties": PENALTIES, "all": {**FILTERS, **PENALTIES}}
+MASKS = {"allowed": 0.5, "masked_drafts": 1}
+DISTRIBUTIONS = {"plain": {}, "filters": FILTERS, "penalties": PENALTIES, "all": {**FILTERS, **PENALTIES, **MASKS}}
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -62,10 +63,11 @@ def run(inputs: StepInputs, backend: str, device: torch.device) -> None:
     common = {"params": inputs.params, "seed": inputs.seed, "position": inputs.position, "table": inputs.table}
     common |= {"rule": inputs.rule, "backend": backend}
     logits = inputs.target_logits[:, 0] if inputs.draft_logits is None else inputs.draft_logits[:, 0]
-    draft_step(logits, offset=0, d2t=inputs.d2t, **common).tokens.cpu()
+    draft_step(logits, offset=0, d2t=inputs.d2t, allowed=inputs.allowed_to_draft(0), **common).tokens.cpu()
     out = speculative_step(
         inputs.target_logits, inputs.draft_tokens, inputs.draft_logits, num_drafts=inputs.num_drafts, d2t=inputs.d2t,
-        draft_stats=inputs.draft_stats, log_probs=inputs.log_probs, **common,
+        draft_stats=inputs.draft_stats, allowed=inputs.allowed, masked_drafts=inputs.masked_drafts,
+        log_probs=inputs.log_probs, **common,
     )  # fmt: skip
     for tensor in out:  # what was never written is read here
         if tensor is not None:

@@ -1,5 +1,5 @@
 """Masks: a token whose bit in ``allowed`` is 0 counts as if its logit were -inf, in p, and in q where drafts were drawn
-under the same mask. test_exact_masks.py has the distributions, test_texts.py whole texts, test_parity.py every backend
+under the same mask. test_exact.py has the distributions, test_texts.py whole texts, test_parity.py every backend
 against the reference."""
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from support.arrangements import INF, NAN, drafted, identical, rules_for, seeds,
 
 from specdec_kernels import Status
 from specdec_kernels.ops import RULES, WORD_BITS
-from specdec_kernels.testing import StepInputs, random_step
-from specdec_kernels.testing.inputs import bits_of
+from specdec_kernels.testing import StepInputs, bits_of, random_step
 
 MASKED = 2  # of three drafts
 CASES = {

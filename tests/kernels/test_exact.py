@@ -12,6 +12,7 @@ import functools
 from collections import defaultdict
 
 import pytest
+import torch
 from support.exact import ALL, EXACT, FILTERS, INF, TEMPERATURES, Context, Probe, Rows, Setting, Step
 
 from specdec_kernels.testing import (
@@ -53,7 +54,7 @@ def check(probe: Probe, step: Step, settings: list[Setting], num_steps: int = 1)
     """Compares one step with the published algorithm and the target, and several steps, which continue from any text,
     with the target. Returns the distributions of the first step."""
     first = distributions = step.distributions(probe, [Context(setting) for setting in settings])
-    targets = [setting.model(step.target) for setting in settings]
+    targets = [step.target_model(setting) for setting in settings]
     for setting, target, distribution in zip(settings, targets, distributions, strict=True):
         draft = functools.cache(step.draft_model(setting))
         assert abs(sum(distribution.values()) - 1) < EXACT, setting
@@ -177,6 +178,35 @@ def test_masks_and_special_supports(probe, rule, case, q):
     distributions = check(probe, step, [Setting(t, **f) for t in TEMPERATURES for f in filters])
     if case.startswith("disjoint"):
         assert {len(text) for distribution in distributions for text in distribution} == {1}
+
+
+def some_allowed(texts: int, random_state: int, one_of: tuple[int, ...] = (0, 2, 3)) -> torch.Tensor:
+    """Bool [texts, 4]: half of the tokens may follow each text, at random, and one of ``one_of`` may for certain."""
+    generator = torch.Generator().manual_seed(random_state)
+    allowed = torch.rand((texts, 4), generator=generator) < 0.5
+    sure = torch.tensor(one_of)[torch.randint(len(one_of), (texts, 1), generator=generator)]
+    return allowed.scatter(1, sure, True)
+
+
+@pytest.mark.parametrize(("masked_drafts", "d2t"), [(0, None), (1, None), (2, [0, 2, 3])])
+@pytest.mark.parametrize(("rule", "q"), FORMS)
+def test_allowed_tokens(probe, rule, q, masked_drafts, d2t):
+    """Other tokens may follow each text. None, one or both of the drafts were drawn among them."""
+    settings = [Setting(t, **f) for t in (0.0, 1.0) for f in FILTERS] + [Setting(0.5, **ALL)]
+    target, draft = Rows.random(4, 2, 13), Rows.random(4, 1, 14, vocabulary=d2t and len(d2t))
+    step = Step(rule, target, draft, 2, q, d2t, allowed=some_allowed(21, 15), masked_drafts=masked_drafts)
+    distributions = check(probe, step, settings)
+    for distribution in distributions:
+        for text in distribution:
+            assert all(step.allowed[target.number(text[:i]), text[i]] for i in range(len(text)))
+
+
+@pytest.mark.parametrize(("rule", "q"), FEWER_FORMS)
+def test_allowed_tokens_of_two_steps(probe, rule, q):
+    """The second step's masks are those of the text that the first one emitted."""
+    target, draft = (Rows.random(4, 3, random_state) for random_state in (16, 17))
+    step = Step(rule, target, draft, 1, q, allowed=some_allowed(85, 18), masked_drafts=1)
+    check(probe, step, [Setting(1.0), Setting(0.5, **ALL)], num_steps=2)
 
 
 @pytest.mark.parametrize("num_tied", [2, 3, 4])

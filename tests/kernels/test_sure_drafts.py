@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from specdec_kernels import SamplingParams, draft_step, speculative_step
-from specdec_kernels.testing.inputs import bits_of, random_table
+from specdec_kernels.testing import bits_of
+from specdec_kernels.testing.inputs import random_table
 
 NUM_DRAFTS = 4
 INF, NAN = float("inf"), float("nan")

@@ -21,13 +21,15 @@ from support.exact import Setting, params_of
 from specdec_kernels import draft_step, speculative_step
 from specdec_kernels.backends import reference
 from specdec_kernels.ops import RULES
-from specdec_kernels.testing import Distribution, device_of, text_distribution
+from specdec_kernels.testing import Distribution, bits_of, device_of, text_distribution
 from specdec_kernels.types import TokenTable
 
 LENGTH, TOY, MOST = 8, 3, 3  # tokens of a text; vocabulary; drafts of a step, at most
 DRAWS = 50_000
 TARGET = torch.tensor([[0.0, 1.2, -0.4], [0.9, -0.7, 0.3], [-0.5, 0.2, 1.0], [0.4, 0.0, -0.3]])  # by the last token
 DRAFT = torch.tensor([[0.8, -0.3, 0.2], [-0.6, 0.9, 0.0], [0.7, 0.1, -0.9], [-0.4, 0.6, 0.1]])
+# The tokens that may follow each last token, and how many drafts of a step are drawn among them.
+ALLOWED, MASKED = torch.tensor([[1, 1, 0], [0, 1, 1], [1, 0, 1], [0, 1, 1]], dtype=torch.bool), 1
 SETTINGS = {
     "plain": Setting(),
     "penalties": Setting(0.9, top_p=0.95, repetition_penalty=1.2, presence_penalty=-0.2, frequency_penalty=0.15),
@@ -43,21 +45,22 @@ class Decoding(NamedTuple):
     rule: str
     num_drafts: int | None
     setting: str = "plain"
+    masked: bool = False
 
     def __str__(self) -> str:
-        return f"{self.rule}-K{self.num_drafts or 'adaptive'}-{self.setting}"
+        return f"{self.rule}-K{self.num_drafts or 'adaptive'}-{self.setting}{'-masked' * self.masked}"
 
 
 DECODINGS = (
     *(Decoding(rule, num_drafts) for rule in RULES for num_drafts in (1, MOST, None)),
-    *(Decoding(rule, None, "penalties") for rule in RULES),
+    *(Decoding(rule, None, "penalties", masked) for rule in RULES for masked in (False, True)),
 )
 
 
 def decode(decoding: Decoding, backend: str, seed: torch.Tensor, forget_position: bool = False) -> torch.Tensor:
     """Texts [n, LENGTH] for seeds [n]. Positions advance by the number of emitted tokens."""
     device, setting = device_of(backend), SETTINGS[decoding.setting]
-    target, draft, seed = TARGET.to(device), DRAFT.to(device), seed.to(device)
+    target, draft, words, seed = (t.to(device) for t in (TARGET, DRAFT, bits_of(ALLOWED), seed))
     text = torch.full((len(seed), LENGTH + MOST + 1), -1, device=device)
     length = torch.zeros_like(seed)
     num_drafts = torch.full_like(seed, decoding.num_drafts or 1)
@@ -74,11 +77,13 @@ def decode(decoding: Decoding, backend: str, seed: torch.Tensor, forget_position
         drafts = torch.empty((len(active), 0), dtype=torch.int64, device=device)
         for i in range(int(num_drafts[active].max())):
             before = drafts[:, -1] if i else last
-            drawn = draft_step(draft[before], offset=i, drafts=drafts, **common)
+            mask = words[before] if decoding.masked and i < MASKED else None
+            drawn = draft_step(draft[before], offset=i, drafts=drafts, allowed=mask, **common)
             drafts = torch.cat([drafts, drawn.tokens[:, None]], 1)
         context = torch.cat([last[:, None], drafts], 1)
         q = None if decoding.rule == "coupled" else draft[context[:, :-1]]
-        out = speculative_step(target[context], drafts, q, num_drafts=num_drafts[active], **common)
+        masks = {"allowed": words[context], "masked_drafts": 0 if q is None else MASKED} if decoding.masked else {}
+        out = speculative_step(target[context], drafts, q, num_drafts=num_drafts[active], **masks, **common)
         kept = out.tokens >= 0
         slots = length[active, None] + torch.arange(out.tokens.shape[1], device=device)
         text[active[:, None].expand_as(slots)[kept], slots[kept]] = out.tokens[kept]
@@ -96,9 +101,11 @@ def table_of(text: torch.Tensor) -> TokenTable:
 
 
 @functools.cache
-def distribution_of(setting: str) -> Distribution:
+def distribution_of(setting: str, masked: bool) -> Distribution:
+    logits = TARGET.masked_fill(~ALLOWED, -torch.inf) if masked else TARGET
+
     def target(text: tuple[int, ...]):
-        return SETTINGS[setting].probabilities(TARGET[text[-1] if text else -1].tolist(), text)
+        return SETTINGS[setting].probabilities(logits[text[-1] if text else -1].tolist(), text)
 
     return text_distribution(target, LENGTH)
 
@@ -112,7 +119,7 @@ def counted(decoding: Decoding, backend: str, draws: int, **more) -> dict:
 
 
 def results(decoding: Decoding, backend: str, draws: int, **more) -> Iterator[tuple[str, ChiSquare]]:
-    counts, distribution = counted(decoding, backend, draws, **more), distribution_of(decoding.setting)
+    counts, distribution = counted(decoding, backend, draws, **more), distribution_of(decoding.setting, decoding.masked)
     for name, window in STATISTICS.items():
         yield name, chi_square(*(marginal(m, lambda text, w=window: text[w]) for m in (counts, distribution)), LEVEL)
 
@@ -123,8 +130,8 @@ def check(*arguments) -> None:
 
 
 def every_day_or_nightly() -> Iterator:
-    """Every day with a K that follows acceptance, and penalties, which has what a fixed K and no penalties have. With a
-    fixed K that of ``block``, the rule whose noise may not be used again."""
+    """Every day with a K that follows acceptance, and penalties, which has what a fixed K and no penalties have, with
+    and without masks. With a fixed K that of ``block``, the rule whose noise may not be used again."""
     for decoding, draws in itertools.product(DECODINGS, (DRAWS, NIGHTLY)):
         every_day = decoding == Decoding("block", MOST) or decoding.setting == "penalties"
         yield pytest.param(

@@ -242,6 +242,11 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
+        "csrc/cpu/load.h",
+        "tests/kernels/test_allowed.py -k cpu",
+        {"masked-rows-are-read-in-place": (" && row.allowed.words == nullptr) {", ") {")},
+    ),
+    *mutations(
         "csrc/cpu/block_sums.h",
         "tests/kernels/test_filters.py tests/kernels/test_parity.py -k cpu",
         {

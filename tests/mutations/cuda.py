@@ -152,6 +152,11 @@ MUTATIONS: list[Mutation] = [
                 "return {params.draft.row(b, j),",
                 "return {params.draft.row(b, j > 0 ? j - 1 : j),",
             ),
+            "cuda-masks-count-beside-a-table-only": (
+                "return params.sampling.has_table || params.allowed.words != nullptr;",
+                "return params.sampling.has_table;",
+                "tests/kernels/test_allowed.py -k cuda",
+            ),
         },
     ),
     *mutations(

@@ -22,6 +22,11 @@ MUTATIONS: list[Mutation] = [
                 "self.position + j, 0, ACCEPT)",
                 "tests/kernels/test_extreme_noise.py tests/kernels/test_exact_noise.py tests/kernels/test_randomness.py",
             ),
+            "reference-masks-one-row-behind": (
+                "else self.allowed[:, j]\n",
+                "else self.allowed[:, max(j - 1, 0)]\n",
+                "tests/kernels/test_exact.py -k allowed",
+            ),
             "reference-u-in-the-closed-interval": (
                 "return u.clamp(max=1 - 2.0**-24).double()",
                 "return u.double()",
@@ -45,11 +50,6 @@ MUTATIONS: list[Mutation] = [
             "reference-drafts-not-counted": (
                 "count = count + (columns == drafts[:, i : i + 1])",
                 "pass",
-                "tests/kernels/test_penalties.py -k reference",
-            ),
-            "reference-presence-counts-the-prompt": (
-                "torch.where(count > 0, x - presence",
-                "torch.where(in_prompt | (count > 0), x - presence",
                 "tests/kernels/test_penalties.py -k reference",
             ),
             "reference-ends-of-the-first-row": (

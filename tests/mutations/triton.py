@@ -8,11 +8,6 @@ MUTATIONS: list[Mutation] = [
         "tests/kernels/test_triton.py tests/kernels/test_parity.py -k 'triton and not compiles'",
         {
             "triton-residual-not-subtracted": ("difference = p - q\n", "difference = p\n"),
-            "triton-repetition-penalty-inverted": (
-                "tl.where(x < 0.0, rounded_product(x, repetition), tl.div_rn(x, repetition))",
-                "tl.where(x < 0.0, tl.div_rn(x, repetition), rounded_product(x, repetition))",
-                "tests/kernels/test_penalties.py -k triton",
-            ),
             "triton-tree-residuals-forget-earlier-siblings": (
                 "return of_child / (of_child / scale + mass)",
                 "return of_child / mass",

@@ -14,12 +14,14 @@ from specdec_kernels.testing import random_step
 
 FILTERS = {"top_k": (0, 4, 30), "top_p": (0.8, 1.0, 0.9), "min_p": (0.0, 0.1, 0.02)}
 TABLE = {"table": 9, "repetition_penalty": 1.3, "presence_penalty": 0.25, "frequency_penalty": 0.5}
+MASKS = {"allowed": 0.5, "masked_drafts": 2}
+SAMPLING = ({}, FILTERS | MASKS, TABLE, FILTERS | TABLE | MASKS)
 Q = ({}, {"stats": True}, {"reduced": 20}, {"kind": "one_hot"})
 
 
 def main() -> None:
     steps = 0
-    for rule, q, sampling, vocabulary in itertools.product(RULES, Q, ({}, FILTERS, TABLE, FILTERS | TABLE), (33, 1100)):
+    for rule, q, sampling, vocabulary in itertools.product(RULES, Q, SAMPLING, (33, 1100)):
         if rule == "coupled" and q and "stats" not in q:
             continue
         more = {"temperature": (0.0, 0.7, 1.3), "rule": rule, "log_probs": True, "drafter": "cpu"}
@@ -31,7 +33,8 @@ def main() -> None:
         if rule != "block":
             kernels.draft_step(
                 inputs.target_logits[:, 1], inputs.sampling(), inputs.draft_tokens[:, :1].contiguous(), None,
-                inputs.seed, inputs.position, 1, RULES.index(rule), **grid,
+                None if inputs.allowed is None else inputs.allowed[:, 1], inputs.seed, inputs.position, 1,
+                RULES.index(rule), **grid,
             )  # fmt: skip
         steps += 1
     print(f"{steps} steps")

@@ -149,8 +149,8 @@ def compile_variants(target: GPUTarget, few: bool) -> None:
             setattr(module, name, Compiled(getattr(module, name), target))
 
     def draft(inputs: StepInputs, logits: torch.Tensor) -> None:
-        rest = (inputs.draft_tokens[:, :2], inputs.d2t, inputs.seed, inputs.position, 2, RULES.index(inputs.rule))
-        draft_module.draft_step(logits, inputs.sampling(), *rest)
+        rest = (inputs.allowed_to_draft(2), inputs.seed, inputs.position, 2, RULES.index(inputs.rule))
+        draft_module.draft_step(logits, inputs.sampling(), inputs.draft_tokens[:, :2], inputs.d2t, *rest)
 
     def verify(inputs: StepInputs) -> StepInputs:
         step_module.speculative_step(*inputs.operands())
@@ -174,7 +174,7 @@ def compile_variants(target: GPUTarget, few: bool) -> None:
     )
     filters, penalties = {"top_k": 50, "top_p": 0.9, "min_p": 0.1}, {"table": 9, "repetition_penalty": 1.1}
     if few:
-        coupled = step(rule="coupled", **filters, **penalties)
+        coupled = step(rule="coupled", allowed=0.5, **filters, **penalties).replace(masked_drafts=3)
         block = coupled.replace(rule="block")
         draft(coupled, coupled.target_logits[:, 0])
         draft(block, coupled.target_logits[:, 0])
@@ -192,6 +192,9 @@ def compile_variants(target: GPUTarget, few: bool) -> None:
     verify(step(kind="one_hot", rule="block").replace(num_drafts=torch.tensor([1, 3])))
     verify(step(rule="block", **filters))
     verify(step(rule="coupled", log_probs=True))
+    verify(step(allowed=0.5, masked_drafts=3, **filters))
+    masked = verify(step(reduced=5000, allowed=0.5, masked_drafts=3, log_probs=True, **filters, **penalties))
+    draft(masked, masked.draft_logits[:, 0])
     # Sizes and strides of 1 are constants of the kernel.
     verify(random_step(1, 1, 1, table=1))
     tree(fork(), TREE_RULES)

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_map
 
 from specdec_kernels import SamplingParams, draft_step, speculative_step
 from specdec_kernels.backends import reference
-from specdec_kernels.testing import Distribution, Model, penalised, probabilities, shared_race
+from specdec_kernels.testing import Distribution, Model, bits_of, penalised, probabilities, shared_race
 from specdec_kernels.types import DraftStep, SpeculativeStep, TokenTable
 
 INF = float("inf")
@@ -95,6 +95,12 @@ class Rows:
         generator = torch.Generator().manual_seed(random_state)
         shape = (sum(base**n for n in range(length + 1)), vocabulary or base)
         return Rows(1.5 * torch.randn(shape, dtype=torch.float64, generator=generator), base)
+
+    def masked(self, allowed: torch.Tensor) -> Rows:
+        """With -inf where ``allowed`` is False: bool [texts, V], maybe of fewer texts, the shortest ones."""
+        table = self.table.clone()
+        table[: len(allowed)].masked_fill_(~allowed, -torch.inf)
+        return Rows(table, self.base)
 
     def number(self, text: Sequence[int]) -> int:
         return functools.reduce(lambda c, t: c * self.base + t + 1, text, 0)
@@ -195,16 +201,28 @@ class Step:
     d2t: list[int] | None = None
     padding: int = 0  # number of the batch's drafts beyond num_drafts
     stops: frozenset[int] = frozenset()  # drafting ends after one of these tokens, which is still verified
+    allowed: torch.Tensor | None = None  # bool [texts, V], numbered as in Rows: the tokens that may follow each text
+    masked_drafts: int = 0
 
     def drafting(self, setting: Setting) -> Setting:
         return dataclasses.replace(setting, temperature=0.0) if self.q == "one_hot" else setting
 
+    def target_model(self, setting: Setting) -> Model:
+        """The target's distribution by the plain definitions."""
+        return setting.model(self.target if self.allowed is None else self.target.masked(self.allowed))
+
+    def masks(self, number: torch.Tensor) -> torch.Tensor | None:
+        """The bits of the tokens that may follow the texts of these numbers."""
+        return None if self.allowed is None else bits_of(self.allowed[number])
+
     def draft_model(self, setting: Setting) -> Model:
-        """The distribution of drafts by the plain definitions."""
+        """The distribution of drafts by the plain definitions, in the step that begins the text."""
         rows = self.draft
         if self.d2t is not None:
             rows = Rows(torch.full((len(rows.table), rows.base), -torch.inf), rows.base)
             rows.table[:, self.d2t] = self.draft.table
+        if self.allowed is not None:
+            rows = rows.masked(self.allowed[: sum(rows.base**n for n in range(self.masked_drafts))])
         return self.drafting(setting).model(rows)
 
     def drafts(self, probe: Probe, contexts: Sequence[Context]) -> Drafts:
@@ -221,7 +239,8 @@ class Step:
             logits, q = self.draft.table[number], torch.zeros(len(owner), vocabulary, dtype=torch.float64)
             for winner in range(logits.shape[1]):
                 probe.script(winner)
-                more = {"rule": self.rule, "drafts": tokens[:, :i], "d2t": d2t}
+                mask = self.masks(number) if i < self.masked_drafts else None
+                more = {"rule": self.rule, "drafts": tokens[:, :i], "d2t": d2t, "allowed": mask}
                 out = draft_step(logits, offset=i, **more, **arguments)
                 weight = probe.races[0].weights[:, winner]
                 torch.testing.assert_close(out.log_q.exp()[weight > 0], weight[weight > 0], rtol=1e-12, atol=0)
@@ -247,10 +266,10 @@ class Step:
     def verifier(self, probe: Probe, contexts: Sequence[Context], drafts: Drafts) -> Callable[..., SpeculativeStep]:
         """The step as a function of its random choices, (winner, u)."""
         number = torch.tensor([self.target.number(text) for _, text in contexts])[drafts.owner]
-        rows = [self.target.table[number]]
+        numbers = [number]
         for token in drafts.tokens.unbind(1):
-            number = number * self.target.base + token + 1
-            rows.append(self.target.table[number])
+            numbers.append(numbers[-1] * self.target.base + token + 1)
+        number = torch.stack(numbers, 1)
         q: dict = {}
         if drafts.steps and self.rule != "coupled" and self.q != "one_hot":
             stats = (drafts.stack("cutoff"), drafts.stack("lse")) if "stats" in self.q else None
@@ -258,7 +277,8 @@ class Step:
         full = torch.stack(drafts.logits, 1) if "draft_stats" in q else None
         num_drafts = torch.full_like(drafts.owner, self.num_drafts) if self.padding else None
         more = {"rule": self.rule, "num_drafts": num_drafts, **q, **arguments_of(contexts, drafts.owner)}
-        target = torch.stack(rows, 1)
+        more |= {"allowed": self.masks(number), "masked_drafts": 0 if full is None else self.masked_drafts}
+        target = self.target.table[number]
 
         def run(winner, u=None) -> SpeculativeStep:
             probe.script(winner, u)

@@ -91,12 +91,11 @@ def masked(x, ids, rows, b, j):
     """Logits ``x`` of the tokens ``ids`` (a scalar or a vector; -1: none) of row (b, j), those that may not follow as
     -inf."""
     if rows.allowed_ptr is not None:
-        word = tl.cast(ids, tl.int32) // 32  # rounds towards 0
-        inside = (ids >= 0) & (word < rows.num_words) & (j < rows.masked_rows)
-        at = b * rows.allowed_stride_b + j * rows.allowed_stride_j + word
-        bits = tl.load(rows.allowed_ptr + at, mask=inside, other=0)
-        allowed = ((bits >> (tl.cast(ids, tl.int32) % 32)) & 1) != 0
-        x = tl.where(allowed | (j >= rows.masked_rows), x, -INFINITY)
+        ids = tl.cast(ids, tl.int32)
+        num_words, otherwise = tl.where(j < rows.masked_rows, rows.num_words, 0), tl.where(j < rows.masked_rows, 0, -1)
+        at = b * rows.allowed_stride_b + j * rows.allowed_stride_j + ids // 32
+        bits = tl.load(rows.allowed_ptr + at, mask=(ids >= 0) & (ids // 32 < num_words), other=otherwise)
+        x = tl.where((bits >> (ids % 32)) & 1 != 0, x, -INFINITY)
     return x
 
 
