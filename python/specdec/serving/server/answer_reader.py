@@ -63,22 +63,23 @@ class AnswerReader:
         self._parser, self._fields = parser, fields or {}
         self._texts = {CONTENT: _Text(), REASONING: _Text()}
         self._body = ""  # of the region that may be a call
+        self.content = self.reasoning = ""
         self.calls: list[Call] = []
         if parser is not None:  # what the prompt has of the answer is no part of what the model writes
-            self._delta(parser.initial_events)
-            self.calls.clear()
-        self.content = self.reasoning = ""
+            self._read(parser.initial_events)
 
     def push(self, text: str) -> Delta:
         """Takes the next text. Raises ApiError if the response template cannot read it."""
-        if self._parser is None:
-            self.content += text
-            return Delta(text)
-        return self._delta(self._events(text))
+        return self._add(Delta(text) if self._parser is None else self._read(self._events(text)))
 
     def finish(self) -> Delta:
         """The rest, if the text ends here. Raises ApiError as ``push``."""
-        return Delta() if self._parser is None else self._delta(self._events(None))
+        return self._add(Delta() if self._parser is None else self._read(self._events(None)))
+
+    def _add(self, new: Delta) -> Delta:
+        self.content, self.reasoning = self.content + new.content, self.reasoning + new.reasoning
+        self.calls += new.calls
+        return new
 
     def _events(self, text: str | None) -> list[dict]:
         assert self._parser is not None
@@ -89,7 +90,7 @@ class AnswerReader:
             told = "the text failed: the model's response template cannot read it"
             raise ApiError(500, told, "unreadable_answer") from error
 
-    def _delta(self, events: Iterable[dict]) -> Delta:
+    def _read(self, events: Iterable[dict]) -> Delta:
         new, calls = {CONTENT: "", REASONING: ""}, list[Call]()
         for event in events:
             field, kind = self._fields[event["field"]], event["type"]
@@ -105,8 +106,6 @@ class AnswerReader:
                 new[field.to] += self._texts[field.to].open(field)
             elif kind == "region_chunk":
                 new[field.to] += self._texts[field.to].push(event["text"], field.strip)
-        self.calls += calls
-        self.content, self.reasoning = self.content + new[CONTENT], self.reasoning + new[REASONING]
         return Delta(new[CONTENT], new[REASONING], tuple(calls))
 
 
