@@ -103,7 +103,7 @@ class AnswerReader:
                 else:
                     new[CONTENT] += self._texts[CONTENT].push(self._body, True)
             elif kind == "region_open":
-                new[field.to] += self._texts[field.to].open(field)
+                self._texts[field.to].open(field)
             elif kind == "region_chunk":
                 new[field.to] += self._texts[field.to].push(event["text"], field.strip)
         return Delta(new[CONTENT], new[REASONING], tuple(calls))
@@ -113,11 +113,12 @@ class _Text:
     """A text that comes in pieces, without the white space at its ends."""
 
     def __init__(self) -> None:
-        self._begun, self._held = False, ""
+        self._begun, self._held, self._join = False, "", ""
 
-    def open(self, field: Field) -> str:
+    def open(self, field: Field) -> None:
         """A region begins, before which there may have been others."""
-        return self.push(field.join, field.strip) if self._begun and field.join else ""
+        if self._begun and field.join:
+            self._begun, self._held, self._join = False, "", field.join
 
     def push(self, text: str, strip: bool) -> str:
         """Returns what is final now."""
@@ -126,7 +127,8 @@ class _Text:
             text = text if self._begun else text.lstrip()
             final = text.rstrip()
             text, self._held = final, text[len(final) :]
-        self._begun = self._begun or bool(text)
+        if text and not self._begun:
+            text, self._begun, self._join = self._join + text, True, ""
         return text
 
 
