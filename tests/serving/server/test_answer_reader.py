@@ -19,7 +19,7 @@ XML_TEMPLATE = TEMPLATE.replace(
 )
 LLAMA_TEMPLATE = """{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>
 
-{{ m.content }}<|eot_id|>{% endfor %}{# <|python_tag|> #}<|start_header_id|>assistant<|end_header_id|>
+{{ m.content }}<|eot_id|>{% endfor %}{# {"name": ..., "parameters": ...} #}<|start_header_id|>assistant<|end_header_id|>
 
 """
 TOOLS = [

@@ -21,22 +21,29 @@ _FIELDS = {
     "thinking": REASONING,
     "tool_calls": CALLS,
 }
-_CALL = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
 # The forms of models whose tokenizers have no response template. Which one it is, the chat template tells by what it
 # has; the first that fits is taken.
-_CALLS_BY_SIGN: dict[str, dict[str, Any]] = {
-    "<function=": {  # Qwen3-Coder, Qwen3.5
-        "open_pattern": r"<tool_call>\s{0,8}<function=(?P<name>[^>\n]{1,256})>",
-        "close_pattern": r"</function>\s{0,8}</tool_call>",
-        "content": "xml-inline",
-        "content_args": {"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>"},
-        "transform": _CALL,
-        "repeats": True,
-    },
-    "<tool_call>": {"open": "<tool_call>", "close": "</tool_call>", "content": "json", "repeats": True},  # Hermes, Qwen
-    "<|python_tag|>": {"open_pattern": r"\A\s*(?:<\|python_tag\|>\s*)?(?=\{)", "content": "json"},  # Llama 3
-    '"parameters": ': {"open_pattern": r"\A\s*(?=\{)", "content": "json"},  # Llama 3.2
-}
+_CALLS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
+    (
+        ("<tool_call>", "<function="),  # Qwen3-Coder, Qwen3.5
+        {
+            "open_pattern": r"<tool_call>\s{0,8}<function=(?P<name>[^>\n]{1,256})>",
+            "close_pattern": r"</function>\s{0,8}</tool_call>",
+            "content": "xml-inline",
+            "content_args": {"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>"},
+            "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
+            "repeats": True,
+        },
+    ),
+    (
+        ("<tool_call>",),  # Hermes, Qwen2.5, Qwen3
+        {"open": "<tool_call>", "close": "</tool_call>", "content": "json", "repeats": True},
+    ),
+    (
+        ("<|start_header_id|>", '"parameters": '),  # Llama 3
+        {"open_pattern": r"\A\s*(?:<\|python_tag\|>\s*)?(?=\{)", "content": "json"},
+    ),
+)
 _THOUGHT_SIGN, _THOUGHT = "</think>", {"open": "<think>", "close": "</think>"}
 _ANCHORS = ("<|im_start|>assistant", "<|start_header_id|>assistant<|end_header_id|>", "<｜Assistant｜>")
 
@@ -125,6 +132,6 @@ def _guessed(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any] | None:
     fields: dict[str, dict[str, Any]] = {"content": {}}
     if _THOUGHT_SIGN in source:
         fields["reasoning_content"] = _THOUGHT
-    if calls := next((form for sign, form in _CALLS_BY_SIGN.items() if sign in source), None):
+    if calls := next((form for signs, form in _CALLS if all(sign in source for sign in signs)), None):
         fields["tool_calls"] = calls
     return {"start_anchor": anchors, "fields": fields} if anchors and len(fields) > 1 else None
