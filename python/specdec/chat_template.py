@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from .checks import refuse, shown
 
@@ -40,12 +41,26 @@ def chat_prompt(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[s
 def chat_text(tokenizer: PreTrainedTokenizerBase, messages: object, answered: bool = False) -> str:
     """The text of :func:`chat_prompt`, with the names of the template's special tokens in it. Where the conversation is
     ``answered``, nothing is to come after it."""
-    given = _read_messages(messages)
+    return template_text(tokenizer, _read_messages(messages), answered)
+
+
+def template_text(
+    tokenizer: PreTrainedTokenizerBase,
+    given: list[dict[str, Any]],
+    answered: bool = False,
+    variables: Mapping[str, Any] = MappingProxyType({}),
+) -> str:
+    """What the chat template makes of messages of any form.
+
+    Args:
+        variables: what else it reads, ``tools`` perhaps.
+    """
     if not tokenizer.chat_template:
         name = f"{type(tokenizer).__name__} of {tokenizer.name_or_path!r}"
         refuse("messages", f"messages for a tokenizer without a chat template ({name})", "a prompt, as text")
     try:
-        text = str(tokenizer.apply_chat_template(given, add_generation_prompt=not answered, tokenize=False))
+        settings = {**variables, "add_generation_prompt": not answered, "tokenize": False}
+        text = str(tokenizer.apply_chat_template(given, **settings))
     except Exception as error:  # a template is a program that came with the model, and can raise anything
         refuse("messages", f"{shown(given)}, which the chat template refuses ({error})", "what it takes")
     if not text:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,20 +20,26 @@ class Detokenizer:
 
     Args:
         tokenizer: the target's.
+        hidden: ids of the tokens that have no text. None: the tokenizer's special tokens.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase):
-        self.special = frozenset(tokenizer.all_special_ids)
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, hidden: Collection[int] | None = None):
+        self.special = frozenset(tokenizer.all_special_ids if hidden is None else hidden)
+        self._tokenizer, self._shows_others = tokenizer, hidden is not None
         self._alone: dict[int, str] = {}
         self._bytes: dict[int, bool] = {}
 
     def decode(self, tokens: Sequence[int]) -> str:
         if len(tokens) != 1:
-            return _decode(self._tokenizer, tokens)
+            return self._decode(tokens)
         if (text := self._alone.get(tokens[0])) is None:
-            text = self._alone[tokens[0]] = _decode(self._tokenizer, tokens)
+            text = self._alone[tokens[0]] = self._decode(tokens)
         return text
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        if not self._shows_others:
+            return _decode(self._tokenizer, tokens)
+        return _decode(self._tokenizer, [t for t in tokens if t not in self.special], skip_special_tokens=False)
 
     def is_byte(self, token: int) -> bool:
         """Whether it is part of a run of bytes, which the next byte can still make invalid as a whole."""
@@ -106,5 +112,6 @@ def continuation(tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], toke
     return _decode(tokenizer, [*prompt, *tokens])[len(_decode(tokenizer, prompt)) :]
 
 
-def _decode(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> str:
-    return str(tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+def _decode(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
+    settings = {"skip_special_tokens": skip_special_tokens, "clean_up_tokenization_spaces": False}
+    return str(tokenizer.decode(list(tokens), **settings))

@@ -125,6 +125,21 @@ def test_a_conversation_without_a_template_is_one_text(server):
     assert "2 answers, 10 tokens in 4 steps, " in result.stderr
 
 
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+def test_what_a_model_thinks_is_shown_apart(server, name):
+    """On stderr, once under either of its names, and it is no part of the conversation."""
+    url, script = server
+    script.ours = None
+
+    def thought(text: str) -> dict:
+        return {"choices": [{"index": 0, "delta": {name: text, "reasoning_content": text}}]}
+
+    script.answer = lambda body: [thought("so "), thought("be it"), message("yes"), message("!"), USAGE, b"[DONE]"]
+    result = chat(url, "a", "b")
+    assert result.stdout == "yes!\nyes!\n" and result.stderr.count("so be it\n") == 2
+    assert [each["content"] for each in script.asked[1][1]["messages"]] == ["a", "yes!", "b"]
+
+
 def test_another_server_gets_messages_and_none_of_our_fields(server, tmp_path):
     url, script = server
     script.models, script.ours = {"data": [{"id": "gpt"}, {"id": "chosen"}]}, None

@@ -50,6 +50,10 @@ def test_help_is_grouped_and_whole():
         (["--port", "70000"], "--port: got 70000, allowed: 0 to 65535"),
         (["--max-body-bytes", "0"], "--max-body-bytes: got 0"),
         (["--write-seconds", "0"], "--write-seconds: got 0"),
+        (["--requests-per-minute", "0"], "--requests-per-minute: got 0, allowed: an integer >= 1"),
+        (["--ssl-certfile", "/nowhere"], "--ssl-certfile: got '/nowhere'"),
+        (["--ssl-keyfile", "/nowhere"], "--ssl-keyfile: got '/nowhere', allowed: with ssl_certfile"),
+        (["--response-template", "/nowhere"], "--response-template: got '/nowhere' (FileNotFoundError)"),
         (["--rows", "0"], "--rows: got 0, allowed: an integer >= 1"),
         (["--cache-tokens", "9", "--cache-bytes", "9MB"], "--cache-tokens / --cache-bytes: got both"),
         (["--rule", "walk"], "--rule: got walk, allowed: each once: coupled, token, block"),
@@ -79,6 +83,18 @@ def test_keys_come_from_everywhere_and_never_from_nowhere(tmp_path: Path, monkey
     monkeypatch.setenv("SPECDEC_SERVE_ROWS", "0")
     monkeypatch.delenv("SPECDEC_SERVE_API_KEY")
     assert "--rows: got 0" in refused("serve", "--port", "0")
+
+
+def test_a_response_template_is_read_from_a_file(pair, tmp_path: Path):
+    file = tmp_path / "template.json"
+    call = {"open": "CALL", "close": "END", "content": "json"}
+    template = {"start_anchor": "A:", "fields": {"content": {}, "tool_calls": call}}
+    for told in (template, {"response_template": template, "model_max_length": 9}):
+        file.write_text(json.dumps(told))
+        assert served.read_template(file) == template
+    for told, words in (([], "without an object"), ({"fields": {}}, "one that cannot be used (response_template: ")):
+        file.write_text(json.dumps(told))
+        assert words in refused("serve", "--port", "0", "--device", "cpu", "--response-template", file)
 
 
 def test_a_missing_extra_is_named(monkeypatch):

@@ -13,7 +13,7 @@ from .conversation import Said
 from .remote import Remote, RemoteError
 from .show import COLOURS
 from .talk import ChatSettings, Talk, Totals, read_integer
-from .terminal import remark, write
+from .terminal import remark, whisper, write
 
 if TYPE_CHECKING:
     from ..sampling.grammar_source import GrammarSource
@@ -150,7 +150,7 @@ class _Answer:
         self.tokens = 0
         self.counts: dict[str, int] = {}  # steps, drafted and accepted; {}: not told
         self.by_position: list[float] = []
-        self._shown = 0
+        self._shown, self._thinks = 0, False
 
     def take(self, chunk: dict[str, Any]) -> None:
         """Raises RemoteError."""
@@ -162,8 +162,10 @@ class _Answer:
             raise RemoteError("the server sent a chunk that is not as OpenAI's interface has it") from error
 
     def _take(self, choice: dict[str, Any]) -> None:
-        part = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
-        told = choice.get("specdec") or {}
+        delta, told = choice.get("delta") or {}, choice.get("specdec") or {}
+        if not self.coloured:  # else the steps have it, too
+            self._think(delta.get("reasoning") or delta.get("reasoning_content") or "")
+        part = choice.get("text") or delta.get("content") or ""
         self.text += part
         if not self.coloured:
             self._show(part)
@@ -188,6 +190,14 @@ class _Answer:
         places = (f"{i}: {rate:.0%}" for i, rate in enumerate(self.by_position, 1) if rate)
         remark("accepted by place, of those drafted: " + (", ".join(places) or "–"), "dim")
 
+    def _think(self, text: str) -> None:
+        if text:
+            whisper(text)
+            self._thinks = True
+
     def _show(self, text: str, colour: str | None = None) -> None:
+        if text and self._thinks:
+            whisper("\n")
+            self._thinks = False
         write(text, colour)
         self._shown += len(text)

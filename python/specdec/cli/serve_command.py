@@ -78,6 +78,8 @@ class AccessOptions:
     share_prefixes: bool = option(
         False, "Let prompts take over what was read for other keys. Their senders can then tell what others sent."
     )
+    ssl_certfile: Path | None = option(None, "A certificate chain in PEM, for HTTPS.", metavar="FILE")
+    ssl_keyfile: Path | None = option(None, "Its private key, unless it is in the same file.", metavar="FILE")
     cors_origin: list[str] | None = option(
         None, "A web site whose pages may use the server: https://host. Repeatable.", metavar="ORIGIN"
     )
@@ -94,6 +96,8 @@ class AccessOptions:
             **vars(limits),
             drain_seconds=operation.drain_seconds,
             share_prefixes=self.share_prefixes,
+            ssl_certfile=None if self.ssl_certfile is None else str(self.ssl_certfile),
+            ssl_keyfile=None if self.ssl_keyfile is None else str(self.ssl_keyfile),
         )
 
 
@@ -104,6 +108,9 @@ class LimitOptions:
     max_body_bytes: int = option(1_000_000, "Of a request.")
     max_header_bytes: int = option(16_384, "Of a request.")
     max_connections: int = option(512, "Open at a time; others are answered 503.")
+    requests_per_minute: int | None = option(
+        None, "Of each API key, or of all without keys; more are answered 429. Default: any number.", metavar="N"
+    )
     header_seconds: float = option(10.0, "In which the head of a request must arrive.")
     body_seconds: float = option(30.0, "In which its body must arrive after that.")
     write_seconds: float = option(30.0, "In which a client must take what it is sent.")
@@ -115,6 +122,12 @@ class OperationOptions:
     """Operation"""
 
     name: str | None = option(None, "Of the model, in requests and answers. Default: the last part of --target.")
+    response_template: Path | None = option(
+        None,
+        "How the model writes reasoning and calls of tools: a response template of transformers, as JSON, or a "
+        "tokenizer_config.json that has one. Default: the tokenizer's, or what its chat template shows.",
+        metavar="FILE",
+    )
     drain_seconds: float = option(
         30.0, "How long open requests may continue after the first SIGTERM; a second ends at once."
     )
@@ -145,7 +158,7 @@ def serve(
     settings = access.settings(limits, operation)
     with address.bind(settings) as bound:
         logs.configure(operation.log_format, operation.log_level)
-        service = make_service(at, drafts, scheduling, settings, operation.name)
+        service = make_service(at, drafts, scheduling, settings, operation.name, operation.response_template)
         run(service, bound, operation.log_format == "json")
 
 

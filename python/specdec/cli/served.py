@@ -63,12 +63,14 @@ def make_service(
     scheduling: Mapping[str, Any],
     settings: ServerSettings,
     name: str | None = None,
+    response_template: Path | None = None,
 ) -> Service:
     """Loads the models and returns what ``create_app`` serves. Each pair of a drafter and a rule decodes in a lane with
     caches of its own, so for models that were named there is one, unless more were asked for.
 
     Args:
         scheduling: arguments of ``Scheduler``, for each lane.
+        response_template: a file of JSON, see ``Dialect``.
     """
     from ..drafters.predicted import PredictedDrafter
     from ..drafters.suffix import SuffixMemories
@@ -86,6 +88,7 @@ def make_service(
     drafting.check_drafters(drafters, at, drafts.exit_layers, tree)
     for rule in RULES:
         drafts_of(drafts.num_drafts, rule, tree)  # refuses what is no K before models are loaded
+    template = None if response_template is None else read_template(response_template)
     loaded = models.load(at, drafters)
     memories = SuffixMemories(max_owners=max(1, len(settings.api_keys)))
 
@@ -99,7 +102,24 @@ def make_service(
 
     default = "specdec-embedded" if at.target is None else Path(at.target).name or at.target
     lanes = Lanes(make, drafters, rules)
-    return Service(name or default, loaded.tokenizer, lanes, settings, tuple(loaded.tail))
+    service = Service(name or default, loaded.tokenizer, lanes, settings, tuple(loaded.tail), template)
+    try:
+        _ = service.dialect  # so that what is no response template is known now
+    except ValueError as error:
+        refuse("--response-template", f"one that cannot be used ({error})", "a response template of transformers")
+    return service
+
+
+def read_template(file: Path) -> dict[str, Any]:
+    """The response template in a file, which may be a tokenizer's configuration. Refuses what is none."""
+    try:
+        told = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        refuse("--response-template", f"{str(file)!r} ({type(error).__name__})", "a readable file of JSON")
+    template = told.get("response_template", told) if isinstance(told, dict) else None
+    if not isinstance(template, dict):
+        refuse("--response-template", f"{str(file)!r} without an object", "a file with a JSON object")
+    return template
 
 
 def drafts_of(given: str, rule: str, nodes: int | None) -> int | AdaptiveDrafts:
@@ -120,7 +140,8 @@ def run(service: Service, bound: socket.socket, as_json: bool) -> None:
             lane = await service.lanes.get()  # so that what does not fit is known now
         except ApiError as error:
             raise ValueError(error.message) from error
-        await Server(service, bound, lambda: tell(service, lane, url_of(bound), as_json)).run_until_signal()
+        url = url_of(bound, service.settings.ssl_certfile is not None)
+        await Server(service, bound, lambda: tell(service, lane, url, as_json)).run_until_signal()
 
     asyncio.run(main())
 
@@ -139,6 +160,7 @@ def tell(service: Service, lane: Lane, url: str, as_json: bool) -> None:
         "max_length": lane.max_length,
         "cache_tokens": usage.cache_tokens,
         "cache_bytes": lane.cache_bytes,
+        "tools": service.dialect.with_tools is not None,
         "api_keys": len(service.settings.api_keys),
         "curl": curl(service, url),
     }
@@ -151,6 +173,7 @@ def tell(service: Service, lane: Lane, url: str, as_json: bool) -> None:
         "drafters": f"{', '.join(lanes.drafters)} (the first is the default), K up to {lane.most_drafts}",
         "rules": ", ".join(lanes.rules),
         "rows": f"{usage.rows} of up to {lane.max_length} tokens{each}",
+        "tools": "yes, where the chat template has them" if facts["tools"] else "no",
         "cache": f"{usage.cache_tokens} tokens, {lane.cache_bytes / 1e6:.1f} MB{each}",
         "access": f"{len(keys)} API key{'s' * (len(keys) > 1)}" if keys else "from this machine, without a key",
     }

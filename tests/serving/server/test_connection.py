@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import shutil
+import ssl
+import subprocess
 
+import httpx
 import pytest
 from fastapi import FastAPI, Request
 from starlette.responses import Response
@@ -270,3 +274,32 @@ def test_connections_beyond_the_limit_are_told(caplog):
     run(test, max_connections=3)
     (closed,) = (record.facts for record in caplog.records if record.message == "connection closed")
     assert closed["code"] == "too_many_connections" and closed["peer"].startswith("127.0.0.1:")
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes a certificate with openssl")
+def test_tls(tmp_path):
+    """Requests are answered over TLS, in parts too; who speaks HTTP, or nothing, is dropped."""
+    certificate, key = str(tmp_path / "certificate"), str(tmp_path / "key")
+    made = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
+    more = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate]
+    subprocess.run([*made.split(), *more], check=True, capture_output=True)
+    with pytest.raises(ValueError, match="ssl_certfile: got"):
+        service(ssl_certfile=certificate)
+    routes = Routes()
+
+    async def main() -> None:
+        trusted = ssl.create_default_context(cafile=certificate)
+        async with serving(service(ssl_certfile=certificate, ssl_keyfile=key), routes) as (_, port):
+            async with httpx.AsyncClient(verify=trusted, base_url=f"https://127.0.0.1:{port}") as client:
+                answer = await client.post("/echo", json=["x" * 300_000])
+                assert answer.json() == {"size": 300_004}
+                async with client.stream("GET", "/flood") as flood:
+                    parts = flood.aiter_raw()
+                    assert len(await anext(parts)) > 0
+            await asyncio.wait_for(routes.cancelled.wait(), 10)
+            plain = await Client.connect(port)
+            plain.writer.write(request("/health"))
+            assert await asyncio.wait_for(plain.reader.read(), 10) == b""
+            plain.writer.close()
+
+    asyncio.run(main())

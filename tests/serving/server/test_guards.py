@@ -7,6 +7,7 @@ import io
 import json
 import logging
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -286,3 +287,40 @@ def test_settings_that_are_refused(name, value):
         ServerSettings(**{name: value})
     assert name != "api_keys" or value[0] not in str(error.value)
     assert "secret-key" not in repr(ServerSettings(api_keys=("secret-key",)))
+
+
+def test_requests_a_minute(monkeypatch):
+    """Each key has its own; a minute after the first of them, one more is admitted. What is refused does not count, nor
+    do other methods, and the metrics have how many it were."""
+    clock = [1000.0]
+    monkeypatch.setattr(guards, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+
+    async def test(client):
+        async def post(key: str) -> httpx.Response:
+            return await client.post("/body", json={}, headers=bearer(key))
+
+        for _ in range(2):
+            assert (await post(KEYS[0])).status_code == 200
+            clock[0] += 20
+        for _ in range(3):
+            refused = await post(KEYS[0])
+            error = error_of(refused)
+            assert (refused.status_code, refused.headers["Retry-After"]) == (429, "20")
+            assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
+        assert (await client.get("/owner", headers=bearer(KEYS[0]))).status_code == 200
+        assert (await post(KEYS[1])).status_code == 200
+        assert (await post("wrong-key-of-nobody")).status_code == 401
+        clock[0] += 19.5
+        assert (await post(KEYS[0])).headers["Retry-After"] == "1"
+        clock[0] += 0.5
+        assert [(await post(KEYS[0])).status_code for _ in range(2)] == [200, 429]
+        told = (await client.get("/metrics", headers=bearer(KEYS[0]))).text
+        assert 'specdec:requests_over_rate_total{model_name="tiny"} 5.0' in told
+
+    run(test, api_keys=KEYS, requests_per_minute=2)
+    clock[0] = 0.0
+
+    async def without_keys(client):
+        assert [(await client.post("/body", json={})).status_code for _ in range(3)] == [200, 200, 429]
+
+    run(without_keys, requests_per_minute=2)

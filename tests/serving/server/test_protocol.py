@@ -27,25 +27,26 @@ SUPPORTED = {
     "chat": {
         *("messages", "model", "frequency_penalty", "logit_bias", "logprobs", "max_completion_tokens", "max_tokens"),
         *("n", "prediction", "presence_penalty", "seed", "stop", "stream", "stream_options", "temperature"),
-        *("top_logprobs", "top_p", "user", "safety_identifier", "prompt_cache_key"),
+        *("top_logprobs", "top_p", "user", "safety_identifier", "prompt_cache_key", "tools", "parallel_tool_calls"),
     },
 }  # fmt: skip
 HARMLESS = {
-    "function_call": "none", "functions": [], "metadata": {}, "modalities": ["text"], "parallel_tool_calls": True,
-    "response_format": {"type": "text"}, "service_tier": "auto", "store": False, "tool_choice": "auto", "tools": [],
+    "function_call": "none", "functions": [], "metadata": {}, "modalities": ["text"],
+    "response_format": {"type": "text"}, "service_tier": "auto", "store": False, "tool_choice": "auto",
     "verbosity": "medium",
 }  # fmt: skip
-ASKING = {"verbosity": "low", "parallel_tool_calls": 1}  # where the last value of the type asks for nothing
+ASKING = {"verbosity": "low"}  # where the last value of the type asks for nothing
 # Where the last member of a union is one that we refuse inside.
 OF_UNIONS = {
     "messages": [{"role": "user", "content": "x"}],
     "prediction": {"type": "content", "content": "x"},
     "stream_options": {"include_usage": True},
+    "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
 }
 EXTENSIONS = {
     *("top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos", "skip_special_tokens"),
     *("include_stop_str_in_output", "spaces_between_special_tokens", "prompt_logprobs", "add_special_tokens"),
-    *("cache_salt", "drafter", "rule", "num_drafts", "specdec"),
+    *("cache_salt", "drafter", "rule", "num_drafts", "specdec", "chat_template_kwargs"),
 }
 
 
@@ -80,6 +81,10 @@ def refused(model, body: dict) -> object:
     with pytest.raises(ValidationError) as caught:
         model.model_validate(body)
     return refusal(caught.value.errors())
+
+
+def call(arguments: str) -> dict:
+    return {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
 
 
 FIELDS = [(name, field) for name, (_, module, _) in ENDPOINTS.items() for field in documented(module)]
@@ -166,12 +171,25 @@ def test_values_are_strict(field, value, param):
 @pytest.mark.parametrize(
     ("message", "param"),
     [
-        ({"role": "tool", "content": "x"}, "messages[0].role"),
+        ({"role": "critic", "content": "x"}, "messages[0].role"),
+        ({"role": "tool", "content": "x"}, "messages[0].tool_call_id"),
+        ({"role": "user", "content": "x", "tool_call_id": "c"}, "messages[0].tool_call_id"),
+        ({"role": "tool", "content": "x", "tool_call_id": "c"}, None),
         ({"role": "user"}, "messages[0].content"),
         ({"role": "user", "content": None}, "messages[0].content"),
         ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}, "messages[0].content"),
         ({"role": "user", "content": "x", "name": "Ada"}, "messages[0].name"),
-        ({"role": "assistant", "content": "x", "tool_calls": [{}]}, "messages[0].tool_calls"),
+        ({"role": "assistant", "content": "x", "tool_calls": [{}]}, "messages[0].tool_calls[0].id"),
+        ({"role": "user", "content": "x", "tool_calls": [call("{}")]}, "messages[0].tool_calls"),
+        ({"role": "user", "content": "x", "reasoning": "y"}, "messages[0].reasoning"),
+        ({"role": "assistant"}, "messages[0].content"),
+        ({"role": "assistant", "tool_calls": []}, "messages[0].content"),
+        ({"role": "assistant", "tool_calls": [call('{"a": 1}')]}, None),
+        ({"role": "assistant", "content": "x", "reasoning_content": "y"}, None),
+        *(
+            ({"role": "assistant", "tool_calls": [call(arguments)]}, "messages[0].tool_calls[0].function.arguments")
+            for arguments in ("[1]", "{", '{"a": NaN}', '{"a": "\\ud800"}', "[" * 100_000, '{"a": 1, "a": 2}')
+        ),
         ({"role": "assistant", "content": "x", "refusal": None, "tool_calls": None, "annotations": []}, None),
         ({"role": "developer", "content": [{"type": "text", "text": "x"}]}, None),
     ],

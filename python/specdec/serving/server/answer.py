@@ -41,6 +41,12 @@ class Form(Protocol):
     def last(self, index: int) -> dict[str, Any]:
         """The choice of a text's last chunk, without ``finish_reason``."""
 
+    def finish_reason(self, index: int, text: DecodedText) -> str:
+        """Why a text ended, all of which was told."""
+
+    def reasoning_tokens(self) -> int:
+        """How many tokens of all texts were no content, but what the model thought before it."""
+
 
 class Answer:
     """The texts of one request. ``close`` must be called in the end, whatever happens.
@@ -66,7 +72,7 @@ class Answer:
         service, plan = self._service, self._plan
         try:
             for request, cut in zip(plan.requests, plan.cuts, strict=True):
-                begun = await DecodedText.begin(service.detokenizer, plan.lane, request, service.metrics, cut)
+                begun = await DecodedText.begin(plan.reading.detokenizer, plan.lane, request, service.metrics, cut)
                 self._texts.append(begun)
         except BaseException as error:
             await self.close()
@@ -123,7 +129,8 @@ class Answer:
             [step for piece in pieces for step in piece.steps],
         )
         choice = self._form.choice(index, text, whole)
-        return {**choice, "finish_reason": text.finish_reason, "specdec": {**self._steps(whole), **self._told(text)}}
+        reason = self._form.finish_reason(index, text)
+        return {**choice, "finish_reason": reason, "specdec": {**self._steps(whole), **self._told(text)}}
 
     async def _follow(self, index: int, text: DecodedText, chunk: Callable[..., str], write: Write) -> None:
         for opening in self._form.openings(index):
@@ -144,8 +151,9 @@ class Answer:
         except ApiError:
             await write(last)
             raise
-        end = {**self._form.last(index), "finish_reason": text.finish_reason, "specdec": self._told(text)}
-        await write(last + chunk(end))
+        end = self._form.last(index)
+        reason = self._form.finish_reason(index, text)
+        await write(last + chunk({**end, "finish_reason": reason, "specdec": self._told(text)}))
 
     def _steps(self, of: Piece) -> dict[str, Any]:
         details, names = self._body.specdec, self._service.names
@@ -168,8 +176,9 @@ class Answer:
 
     def _totals(self) -> dict[str, Any]:
         ended = [text.ended for text in self._texts if text.ended is not None]
+        cached, thought = cached_tokens(self._plan, self._texts), self._form.reasoning_tokens()
         return {
-            "usage": usage(self._plan.prompt_tokens, cached_tokens(self._plan, self._texts), ended),
+            "usage": usage(self._plan.prompt_tokens, cached, ended, thought),
             "metrics": speculative_metrics(ended, self._plan.lane.most_drafts),
         }
 

@@ -8,14 +8,13 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from ...detokenize import continuation
-from ...result import TokenLogProb
 from .answer import Answer, Form
+from .chat_form import ChatForm
 from .decoded_text import DecodedText, Piece, Token, spelled
 from .events import EventStream
 from .plan import Plan, plan_chat, plan_completion
 from .request_bodies import ChatRequest, CompletionRequest, GenerationBody
 from .service import Service
-from .token_names import TokenNames
 
 router = APIRouter(prefix="/v1")
 
@@ -31,7 +30,7 @@ async def completions(request: Request, body: CompletionRequest) -> Response:
 async def chat_completions(request: Request, body: ChatRequest) -> Response:
     service: Service = request.app.state.service
     plan = await plan_chat(service, body, owner_of(request))
-    return await respond(request, service, body, plan, ChatForm(service.names, body))
+    return await respond(request, service, body, plan, ChatForm(service, body, plan))
 
 
 def owner_of(request: Request) -> Any:
@@ -66,14 +65,14 @@ class CompletionForm:
         tokens, echo = whole.tokens, ""
         if self._body.echo:
             echo = self._echo(index)
-            prompt = spelled(self._tokenizer, text.request.prompt, _prompt_scores(text, self._body.logprobs))
+            prompt = spelled(self._tokenizer, text.request.prompt, text.prompt_scores(self._body.logprobs))
             tokens = [
                 *(token._replace(start=min(token.start, len(echo))) for token in prompt),
                 *(token._replace(start=len(echo) + token.start) for token in tokens),
             ]
         choice = self._part(index, echo + whole.text, tokens)
         if (top := self._body.prompt_logprobs) is not None:
-            choice["prompt_logprobs"] = self._names.prompt(text.request.prompt, _prompt_scores(text, top))
+            choice["prompt_logprobs"] = self._names.prompt(text.request.prompt, text.prompt_scores(top))
         return choice
 
     def openings(self, index: int) -> list[dict[str, Any]]:
@@ -85,6 +84,12 @@ class CompletionForm:
     def last(self, index: int) -> dict[str, Any]:
         return {"index": index, "text": "", "logprobs": None}
 
+    def finish_reason(self, index: int, text: DecodedText) -> str:
+        return text.finish_reason
+
+    def reasoning_tokens(self) -> int:
+        return 0
+
     def _part(self, index: int, text: str, tokens: list[Token]) -> dict[str, Any]:
         asked = self._body.logprobs is not None
         return {"index": index, "text": text, "logprobs": self._names.completion(tokens) if asked else None}
@@ -92,37 +97,3 @@ class CompletionForm:
     def _echo(self, index: int) -> str:
         prompt = self._plan.prompts[index // (self._body.n or 1)]
         return prompt.text if prompt.text is not None else continuation(self._tokenizer, [], prompt.tokens)
-
-
-class ChatForm:
-    prefix, object, chunk_object = "chatcmpl-", "chat.completion", "chat.completion.chunk"
-
-    def __init__(self, names: TokenNames, body: ChatRequest):
-        self._names, self._body = names, body
-
-    def choice(self, index: int, text: DecodedText, whole: Piece) -> dict[str, Any]:
-        message = {"role": "assistant", "content": whole.text, "refusal": None}
-        choice = {"index": index, "message": message, "logprobs": self._log_probs(whole.tokens)}
-        if (top := self._body.prompt_logprobs) is not None:
-            choice["prompt_logprobs"] = self._names.prompt(text.request.prompt, _prompt_scores(text, top))
-        return choice
-
-    def openings(self, index: int) -> list[dict[str, Any]]:
-        return [{"index": index, "delta": {"role": "assistant", "content": "", "refusal": None}, "logprobs": None}]
-
-    def part(self, index: int, piece: Piece) -> dict[str, Any]:
-        return {"index": index, "delta": {"content": piece.text}, "logprobs": self._log_probs(piece.tokens)}
-
-    def last(self, index: int) -> dict[str, Any]:
-        return {"index": index, "delta": {}, "logprobs": None}
-
-    def _log_probs(self, tokens: list[Token]) -> dict[str, Any] | None:
-        return self._names.chat(tokens) if self._body.logprobs else None
-
-
-def _prompt_scores(text: DecodedText, top: int | None) -> list[TokenLogProb | None]:
-    """Of each token of its prompt, with the ``top`` most likely tokens; None for each: not asked for."""
-    assert text.ended is not None
-    if top is None or text.ended.prompt_log_probs is None:
-        return [None] * len(text.request.prompt)
-    return [each and each._replace(top=each.top[:top]) for each in text.ended.prompt_log_probs]

@@ -45,7 +45,8 @@ class TimedConnection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        transport.set_write_buffer_limits(high=0)  # so that a response waits for its client after each message
+        # So that a response waits for its client after each message. With 0, asyncio's TLS would wait for ever.
+        transport.set_write_buffer_limits(high=1)
         # The system would hold megabytes of each, and wake a waiting writer only when a third of them is gone.
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
         if len(self.connections) > self.limits.max_connections:

@@ -137,6 +137,13 @@ class DecodedText:
         assert self.ended is not None, "the text has not ended"
         return _REASONS[self.ended.finish_reason or FinishReason.FAILED]
 
+    def prompt_scores(self, top: int | None) -> list[TokenLogProb | None]:
+        """Of each token of the prompt, with the ``top`` most likely tokens; None for each: not asked for."""
+        assert self.ended is not None
+        if top is None or self.ended.prompt_log_probs is None:
+            return [None] * len(self.request.prompt)
+        return [each and each._replace(top=each.top[:top]) for each in self.ended.prompt_log_probs]
+
     def check(self) -> None:
         """Raises ApiError if the text has ended, but not by itself."""
         if self.finish_reason == "cancelled":

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import math
+import time
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import ApiError
 from .json_body import check_json
+from .rate_limit import RateLimit
 from .service import Service
 
 WITHOUT_KEY = ("/", "/health", "/ready")  # GET and HEAD; the page itself holds nothing secret
@@ -20,8 +23,8 @@ EVERYONE = "everyone"  # the owner of what is decoded where there are no keys
 
 
 class Guards:
-    """Checks a request's host, size, key and body, in this order; what is refused is answered here, as OpenAI's error.
-    A body is read here as a whole, so a route never waits for a client.
+    """Checks a request's host, size, key, rate and body, in this order; what is refused is answered here, as OpenAI's
+    error. A body is read here as a whole, so a route never waits for a client.
 
     ``request.state.owner`` is then a name of who asks, which is made from the key and does not reveal it.
     """
@@ -29,7 +32,8 @@ class Guards:
     def __init__(self, app: ASGIApp, service: Service, on_loopback: bool):
         self.app, self.service, self.settings = app, service, service.settings
         self._keys = {digest(key): "key-" + digest(f"owner of {key}").hex()[:12] for key in self.settings.api_keys}
-        host = self.settings.host
+        most, host = self.settings.requests_per_minute, self.settings.host
+        self._rate = None if most is None else RateLimit(most)
         names = (*LOOPBACK_NAMES, f"[{host}]" if ":" in host else host, *self.settings.allowed_hosts)
         self._hosts = {name.lower() for name in names} if on_loopback else None
 
@@ -42,6 +46,7 @@ class Guards:
             self._check_head(scope)
             self._check_key(scope, headers)
             self._check_phase(scope)
+            self._check_rate(scope)
             if (body := await self._read_body(scope, headers, receive)) is None:
                 return  # the client has left
         except ApiError as error:
@@ -86,6 +91,15 @@ class Guards:
         if self.service.draining.is_set() and scope["path"] not in WHILE_DRAINING:
             told = {"Retry-After": "5", "Connection": "close"}
             raise ApiError(503, "the server is shutting down", "shutting_down", headers=told)
+
+    def _check_rate(self, scope: Scope) -> None:
+        """Of what costs time: other methods than POST decode nothing."""
+        if self._rate is None or scope["method"] != "POST":
+            return
+        if (seconds := self._rate.wait(scope["state"]["owner"], time.monotonic())) > 0:
+            self.service.metrics.over_rate += 1
+            told = f"more than {self.settings.requests_per_minute} requests in a minute"
+            raise ApiError(429, told, "rate_limit_exceeded", headers={"Retry-After": str(math.ceil(seconds))})
 
     async def _read_body(self, scope: Scope, headers: Headers, receive: Receive) -> bytes | None:
         """Returns the body; None: the client has left."""

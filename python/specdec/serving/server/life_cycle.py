@@ -42,6 +42,8 @@ class Server(uvicorn.Server):
             server_header=False,
             timeout_keep_alive=settings.idle_seconds,  # type: ignore[arg-type]  # a delay as asyncio takes it
             timeout_graceful_shutdown=CLOSE_SECONDS,  # type: ignore[arg-type]
+            ssl_certfile=settings.ssl_certfile,
+            ssl_keyfile=settings.ssl_keyfile,
             h11_max_incomplete_event_size=settings.max_header_bytes,
         )
         super().__init__(config)

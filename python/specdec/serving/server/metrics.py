@@ -48,6 +48,7 @@ _COUNTERS = (  # of LaneMetrics
 )
 _BY_POSITION = ("vllm:spec_decode_num_accepted_tokens_per_pos", "Accepted drafts by their place, from 0.")
 _ANSWERS = ("specdec:answers", "Answers by route and status of HTTP; route none: other paths, and refused connections.")
+_OVER_RATE = ("specdec:requests_over_rate", "Requests beyond --requests-per-minute.")
 NO_ROUTE = "none"
 _ENDED = ("vllm:request_success", "Texts that ended, by reason.")
 _BETWEEN, _BETWEEN_BEFORE = "vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"  # an older name
@@ -59,6 +60,9 @@ class Metrics(Collector):
     Args:
         model: its name, for labels.
         lanes: whose load is read when somebody asks for it.
+
+    Attributes:
+        over_rate: requests that were refused because their key had sent too many.
     """
 
     def __init__(self, model: str, lanes: Lanes):
@@ -66,6 +70,7 @@ class Metrics(Collector):
         self._registry = registry = CollectorRegistry()
         self._of_lanes: dict[tuple[str, str], LaneMetrics] = {}
         self._answers: Counter[tuple[str, int]] = Counter()
+        self.over_rate = 0
 
         def histogram(name: str, what: str, buckets: tuple[float, ...]) -> Histogram:
             return Histogram(name, what, _LABELS, registry=registry, buckets=buckets)
@@ -139,7 +144,9 @@ class Metrics(Collector):
         answers = CounterMetricFamily(*_ANSWERS, labels=("model_name", "route", "status"))
         for (route, status), count in sorted(self._answers.items()):
             answers.add_metric((self._model, route, str(status)), count)
-        yield answers
+        over_rate = CounterMetricFamily(*_OVER_RATE, labels=("model_name",))
+        over_rate.add_metric((self._model,), self.over_rate)
+        yield from (answers, over_rate)
         (between,) = self.between.collect()
         before = Metric(_BETWEEN_BEFORE, between.documentation, between.type)
         before.samples = [s._replace(name=s.name.replace(_BETWEEN, _BETWEEN_BEFORE)) for s in between.samples]

@@ -10,13 +10,15 @@ from typing import NamedTuple
 
 from specdec_kernels import SamplingParams
 
-from ...chat_template import chat_text, chat_tokens
 from ...loop.sequence import Request
+from .answer_reader import AnswerReader
 from .errors import ApiError
 from .lanes import Lane
-from .request_bodies import MAX_CHOICES, ChatRequest, CompletionRequest, GenerationBody, joined
+from .messages import joined
+from .request_bodies import MAX_CHOICES, ChatRequest, CompletionRequest, GenerationBody
 from .service import Service
 from .stop_cut import StopCut, TextStop
+from .tools import Reading, read_chat
 
 _LONG = 20_000  # characters; longer texts are tokenized in another thread
 _COMPLETION_TOKENS = 16  # where the request does not say, as in OpenAI's interface
@@ -42,6 +44,7 @@ class EndpointRequest(NamedTuple):
         field: the name of the prompts' field.
         max_tokens: None: ``default_tokens``, or as many as fit, if these are fewer or None.
         top, prompt_top: how many likely tokens to tell of each token of the text and of the prompt; None: nothing.
+        reading: how the texts are read.
     """
 
     prompts: list[Prompt]
@@ -50,6 +53,7 @@ class EndpointRequest(NamedTuple):
     default_tokens: int | None
     top: int | None
     prompt_top: int | None
+    reading: Reading
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,7 @@ class Plan:
         requests: of each choice, all those of the first prompt first.
         cuts: of each choice.
         field: the name of the prompt's field.
+        reading: how the texts are read.
     """
 
     lane: Lane
@@ -68,6 +73,7 @@ class Plan:
     requests: list[Request]
     cuts: list[StopCut]
     field: str
+    reading: Reading
 
     @property
     def prompt_tokens(self) -> int:
@@ -103,7 +109,8 @@ async def plan_completion(service: Service, body: CompletionRequest, owner: Hash
     scored = top if body.echo else None
     if body.prompt_logprobs is not None:
         scored = max(scored or 0, body.prompt_logprobs)
-    asked = EndpointRequest(prompts, "prompt", body.max_tokens, _COMPLETION_TOKENS, top, scored)
+    reading = Reading(service.detokenizer, AnswerReader)
+    asked = EndpointRequest(prompts, "prompt", body.max_tokens, _COMPLETION_TOKENS, top, scored, reading)
     return await _plan(service, body, asked, owner)
 
 
@@ -116,20 +123,16 @@ async def plan_chat(service: Service, body: ChatRequest, owner: Hashable) -> Pla
         raise _refused("max_tokens", "got 0, allowed: 1 or more")
     if body.top_logprobs is not None and not body.logprobs:
         raise _refused("top_logprobs", "allowed only with logprobs: true")
-    messages = [{"role": message.role, "content": joined(message.content)} for message in body.messages]
     if not service.tokenizer.chat_template:
         raise _refused("messages", f"the tokenizer of {service.name} has no chat template; use /v1/completions")
 
-    def read() -> list[int]:
-        return chat_tokens(service.tokenizer, chat_text(service.tokenizer, messages))
-
     try:
-        tokens = await asyncio.to_thread(read)  # a template is a program, and may take its time
+        tokens, reading = await asyncio.to_thread(read_chat, service, body)
     except ValueError as error:
         raise ApiError.invalid(error) from error
     most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     top = (body.top_logprobs or 0) if body.logprobs else None
-    asked = EndpointRequest([Prompt(tokens, None)], "messages", most, None, top, body.prompt_logprobs)
+    asked = EndpointRequest([Prompt(tokens, None)], "messages", most, None, top, body.prompt_logprobs, reading)
     return await _plan(service, body, asked, owner)
 
 
@@ -187,12 +190,13 @@ async def _plan(service: Service, body: GenerationBody, asked: EndpointRequest, 
     # The copies of a prompt have the seeds that they have if it is the only one. Seeds that are drawn are not shared.
     seeds = [body.seed if body.seed is not None else secrets.randbelow(2**53) for _ in asked.prompts]
     scope = (None if service.settings.share_prefixes else owner, body.cache_salt)
-    requests, cuts = [], []
+    requests, cuts, reading = list[Request](), list[StopCut](), asked.reading
     for prompt, seed in zip(asked.prompts, seeds, strict=True):
         new = _new_tokens(lane, len(prompt.tokens), asked)
         if (body.min_tokens or 0) > new:
             raise _refused("min_tokens", f"got {body.min_tokens}, allowed: 0 to {new}, the most tokens of this text")
         for copy in range(copies):
+            stop = TextStop(reading.detokenizer, prompt.tokens, body.stop_strings) if body.stop_strings else None
             cuts.append(StopCut(body.stop_strings, body.include_stop_str_in_output is True))
             requests.append(
                 Request(
@@ -201,7 +205,7 @@ async def _plan(service: Service, body: GenerationBody, asked: EndpointRequest, 
                     params,
                     _wrapped(seed + copy),
                     eos,
-                    TextStop(service.detokenizer, prompt.tokens, body.stop_strings) if body.stop_strings else None,
+                    reading.stop(prompt.tokens, stop),
                     bias,
                     service.tail,
                     body.min_tokens or 0,
@@ -215,7 +219,7 @@ async def _plan(service: Service, body: GenerationBody, asked: EndpointRequest, 
                     report_drafts=body.specdec is not None and body.specdec.steps is True,
                 )
             )
-    return Plan(lane, asked.prompts, requests, cuts, asked.field)
+    return Plan(lane, asked.prompts, requests, cuts, asked.field, reading)
 
 
 def _params(body: GenerationBody) -> SamplingParams:

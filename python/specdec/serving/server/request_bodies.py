@@ -1,90 +1,21 @@
 """The fields of requests. Each documented field of OpenAI's two endpoints is here: supported, or refused by name unless
-its value asks for nothing. Types are strict, and unknown fields are refused."""
+its value asks for nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
-    ValidationError,
-    WrapValidator,
-)
-from pydantic_core import CoreSchema, PydanticCustomError
-from pydantic_core.core_schema import no_info_after_validator_function
+from pydantic import Field
 
 from ...checks import shown
 from .errors import ApiError
+from .field_types import Strict, only, told
+from .messages import MAX_TOOLS, Content, Message, Tool
 
 MAX_CHOICES = 128  # of one request
 MAX_TOP = 20
 MAX_STOP = 1024  # characters of a stop string
-
-
-def _told(allowed: str) -> WrapValidator:
-    """Replaces what pydantic says of each member of a union by one message."""
-
-    def read(value: Any, handler: Any) -> Any:
-        try:
-            return handler(value)
-        except ValidationError:
-            raise PydanticCustomError("form", "allowed: {allowed}", {"allowed": allowed}) from None
-
-    return WrapValidator(read)
-
-
-class _only:  # noqa: N801  # it is written in annotations, like a function
-    """Refuses a field that is not supported, unless its value is one of these, or null."""
-
-    def __init__(self, *harmless: object):
-        self._harmless = harmless
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return no_info_after_validator_function(self._read, handler(source))
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        return {"enum": [None, *self._harmless]}
-
-    def _read(self, value: object) -> object:
-        if value is not None and not any(value == each and type(value) is type(each) for each in self._harmless):
-            words = " or ".join(["null", *(repr(each) for each in self._harmless)])
-            raise PydanticCustomError("unsupported", "not supported here, allowed: {words}", {"words": words})
-        return value
-
-
-class Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class TextPart(Strict):
-    type: Literal["text"]
-    text: str
-    prompt_cache_breakpoint: Annotated[Any, _only()] = None
-
-
-Content = Annotated[str | list[TextPart], _told('a text, or a list of parts {"type": "text", "text": ...}')]
-
-
-def joined(content: str | list[TextPart]) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content)
-
-
-class Message(Strict):
-    """A message of a conversation. What clients send back of an answer of this server is taken, too."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Content
-    name: Annotated[Any, _only()] = None
-    refusal: Annotated[Any, _only()] = None
-    audio: Annotated[Any, _only()] = None
-    annotations: Annotated[Any, _only([])] = None
-    function_call: Annotated[Any, _only()] = None
-    tool_calls: Annotated[Any, _only([])] = None
 
 
 class PredictedOutput(Strict):
@@ -97,7 +28,7 @@ class PredictedOutput(Strict):
 class StreamOptions(Strict):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None  # vLLM's: with include_usage, every chunk has the usage so far
-    include_obfuscation: Annotated[Any, _only(False)] = None
+    include_obfuscation: Annotated[Any, only(False)] = None
 
 
 class Details(Strict):
@@ -110,11 +41,11 @@ class Details(Strict):
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP)]
 Stop = Annotated[
     StopString | Annotated[list[StopString], Field(max_length=4)],
-    _told(f"a string or up to 4, each of 1 to {MAX_STOP} characters"),
+    told(f"a string or up to 4, each of 1 to {MAX_STOP} characters"),
 ]
 Bias = Annotated[
     dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]],
-    _told("token ids, with numbers from -100 to 100"),
+    told("token ids, with numbers from -100 to 100"),
 ]
 Id = Annotated[int, Field(ge=0, lt=2**31)]
 Ids = Annotated[
@@ -178,8 +109,8 @@ class GenerationBody(Strict):
     stop_token_ids: Ids | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
-    skip_special_tokens: Annotated[Any, _only(True)] = None
-    spaces_between_special_tokens: Annotated[Any, _only(True)] = None
+    skip_special_tokens: Annotated[Any, only(True)] = None
+    spaces_between_special_tokens: Annotated[Any, only(True)] = None
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_TOP)
     cache_salt: str | None = Field(None, min_length=1, max_length=1024)
     structured_outputs: StructuredOutputs | None = None
@@ -197,7 +128,7 @@ class GenerationBody(Strict):
 
 Prompt = Annotated[
     str | Annotated[list[str], Field(fail_fast=True)] | Ids | Annotated[list[Ids], Field(fail_fast=True)],
-    _told("a text, a list of texts, a list of token ids, or a list of such lists"),
+    told("a text, a list of texts, a list of token ids, or a list of such lists"),
 ]
 
 
@@ -206,7 +137,7 @@ class CompletionRequest(GenerationBody):
     best_of: int | None = None
     echo: bool | None = None
     logprobs: int | None = Field(None, ge=0, le=MAX_TOP)
-    suffix: Annotated[Any, _only()] = None
+    suffix: Annotated[Any, only()] = None
     add_special_tokens: bool | None = None
 
 
@@ -215,27 +146,33 @@ class ChatRequest(GenerationBody):
     max_completion_tokens: int | None = Field(None, ge=1, lt=2**31)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP)
-    add_special_tokens: Annotated[Any, _only(False)] = None
+    add_special_tokens: Annotated[Any, only(False)] = None
+    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
+    tool_choice: Annotated[Any, only("none", "auto")] = None  # "required" and names need a grammar
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None  # vLLM's
     # Labels for the sender's own use, like ``user``
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     # Not supported
-    audio: Annotated[Any, _only()] = None
-    function_call: Annotated[Any, _only("none", "auto")] = None
-    functions: Annotated[Any, _only([])] = None
-    metadata: Annotated[Any, _only({})] = None
-    modalities: Annotated[Any, _only(["text"])] = None
-    moderation: Annotated[Any, _only()] = None
-    parallel_tool_calls: Annotated[Any, _only(True, False)] = None
-    prompt_cache_options: Annotated[Any, _only()] = None
-    prompt_cache_retention: Annotated[Any, _only()] = None
-    reasoning_effort: Annotated[Any, _only()] = None
-    service_tier: Annotated[Any, _only("auto", "default")] = None
-    store: Annotated[Any, _only(False)] = None
-    tool_choice: Annotated[Any, _only("none", "auto")] = None
-    tools: Annotated[Any, _only([])] = None
-    verbosity: Annotated[Any, _only("medium")] = None
-    web_search_options: Annotated[Any, _only()] = None
+    audio: Annotated[Any, only()] = None
+    function_call: Annotated[Any, only("none", "auto")] = None
+    functions: Annotated[Any, only([])] = None
+    metadata: Annotated[Any, only({})] = None
+    modalities: Annotated[Any, only(["text"])] = None
+    moderation: Annotated[Any, only()] = None
+    prompt_cache_options: Annotated[Any, only()] = None
+    prompt_cache_retention: Annotated[Any, only()] = None
+    reasoning_effort: Annotated[Any, only()] = None
+    service_tier: Annotated[Any, only("auto", "default")] = None
+    store: Annotated[Any, only(False)] = None
+    verbosity: Annotated[Any, only("medium")] = None
+    web_search_options: Annotated[Any, only()] = None
+
+    @property
+    def offered(self) -> list[Tool]:
+        """The tools that the answer may call."""
+        return [] if self.tool_choice == "none" else self.tools or []
 
 
 def refusal(errors: Sequence[Any]) -> ApiError:

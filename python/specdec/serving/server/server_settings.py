@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import ssl
 from dataclasses import dataclass, field, fields
 
 from ...checks import refuse
@@ -23,11 +24,13 @@ class ServerSettings:
         cors_origins: other web sites whose pages may use the server: "https://example.org", or "*" for all.
         max_body_bytes, max_header_bytes: of one request, both > 0.
         max_connections: open at one time, > 0.
+        requests_per_minute: POST requests of one API key in any minute, or of all without keys, >= 1; None: any number.
         header_seconds, body_seconds: by when the whole head of a request is there, and its whole body after that.
         write_seconds: by when a client has taken what was sent to it; a streamed text is sent piece by piece.
         idle_seconds: how long a connection stays open between two requests.
         share_prefixes: whether a prompt may take over what was read of prompts that came with other keys. Who sends
             one then can tell by the time whether others sent its beginning.
+        ssl_certfile, ssl_keyfile: a certificate chain and its key, for TLS; None: no TLS, or a key in the other file.
         drain_seconds: how long open requests may continue after the first signal to end, >= 0.
 
     Raises:
@@ -48,6 +51,9 @@ class ServerSettings:
     idle_seconds: float = 60.0
     drain_seconds: float = 30.0
     share_prefixes: bool = False
+    requests_per_minute: int | None = None
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 65536:
@@ -58,6 +64,15 @@ class ServerSettings:
                 refuse(each.name, value, "an integer >= 1")
             if each.name.endswith("_seconds") and not 0 < value < 1e6 and (value, each.name) != (0, "drain_seconds"):
                 refuse(each.name, value, "a number > 0")
+        if self.requests_per_minute is not None and self.requests_per_minute < 1:
+            refuse("requests_per_minute", self.requests_per_minute, "an integer >= 1")
+        if self.ssl_keyfile is not None and self.ssl_certfile is None:
+            refuse("ssl_keyfile", repr(self.ssl_keyfile), "with ssl_certfile")
+        if self.ssl_certfile is not None:
+            try:  # an empty password, or a person would be asked for one
+                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.ssl_certfile, self.ssl_keyfile, "")
+            except (OSError, ValueError) as error:
+                refuse("ssl_certfile", f"{self.ssl_certfile!r} ({error})", "a PEM certificate whose key is there, too")
         for key in self.api_keys:  # none of which is told
             if not 8 <= len(key) <= 1024:
                 refuse("api_keys", f"a key that is too {'short' if len(key) < 8 else 'long'}", "8 to 1024 characters")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
@@ -16,6 +17,7 @@ from specdec_kernels import __version__
 
 from ...detokenize import Detokenizer
 from ...stopping import TokenBytes
+from .dialect import Dialect
 from .lanes import Lanes
 from .metrics import Metrics
 from .server_settings import ServerSettings
@@ -34,6 +36,7 @@ class Service:
         name: of the model, in requests and responses.
         settings: where it listens, and what it accepts.
         tail: ids for which the tokenizer has no token, and which are never emitted.
+        response_template: how it writes reasoning and calls, see ``Dialect``.
     """
 
     name: str
@@ -41,6 +44,7 @@ class Service:
     lanes: Lanes
     settings: ServerSettings = ServerSettings()
     tail: tuple[int, ...] = ()
+    response_template: Mapping[str, Any] | None = None
     draining: threading.Event = field(default_factory=threading.Event)
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -61,6 +65,10 @@ class Service:
     @cached_property
     def grammars(self) -> Grammars:
         return Grammars(self.tokenizer)
+
+    @cached_property
+    def dialect(self) -> Dialect:
+        return Dialect(self.tokenizer, self.response_template)
 
     @cached_property
     def names(self) -> TokenNames:

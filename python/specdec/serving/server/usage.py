@@ -9,7 +9,9 @@ from ...loop.sequence import Sequence as Decoded
 from ...stats import Stats
 
 
-def usage(prompt_tokens: int, cached_tokens: int, texts: Sequence[Decoded]) -> dict[str, Any]:
+def usage(
+    prompt_tokens: int, cached_tokens: int, texts: Sequence[Decoded], reasoning_tokens: int = 0
+) -> dict[str, Any]:
     """OpenAI's ``usage``. All tokens that were generated count, those that a stop string cut off, too.
 
     Args:
@@ -26,7 +28,7 @@ def usage(prompt_tokens: int, cached_tokens: int, texts: Sequence[Decoded]) -> d
         "completion_tokens_details": {
             "accepted_prediction_tokens": accepted,
             "rejected_prediction_tokens": drafted - accepted,
-            "reasoning_tokens": 0,
+            "reasoning_tokens": reasoning_tokens,
             "audio_tokens": 0,
         },
         "prompt_tokens_details": {"cached_tokens": cached_tokens, "audio_tokens": 0},

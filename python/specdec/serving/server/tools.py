@@ -1,0 +1,97 @@
+"""The prompt of a chat, with the tools that its answer may call, and how that answer is read."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ...chat_template import chat_tokens, template_text
+from ...detokenize import Detokenizer, IncrementalText
+from ...stopping import StoppingCriteria
+from .answer_reader import AnswerReader
+from .errors import ApiError
+from .request_bodies import ChatRequest
+from .service import Service
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_UNSUPPORTED = ("unsupported_parameter", "tools")
+
+
+class Reading(NamedTuple):
+    """How the texts of a request are read.
+
+    Attributes:
+        detokenizer: of all that the reader has to see.
+        new_reader: makes one for each text.
+        one_call: whether a text ends with its first call.
+    """
+
+    detokenizer: Detokenizer
+    new_reader: Callable[[], AnswerReader]
+    one_call: bool = False
+
+    def stop(self, prompt: Sequence[int], other: StoppingCriteria | None) -> StoppingCriteria | None:
+        """What ends a text: ``other``, and its first call."""
+        if not self.one_call:
+            return other
+        return CallStop(self.new_reader(), IncrementalText(self.detokenizer, prompt), other)
+
+
+def read_chat(service: Service, body: ChatRequest) -> tuple[list[int], Reading]:
+    """Returns the prompt of a chat. Takes its time, since a template is a program.
+
+    Raises:
+        ApiError: names the field that this model cannot have.
+        ValueError: as ``chat_prompt``.
+    """
+    tokenizer, dialect = service.tokenizer, service.dialect
+    tools = [tool.rendered() for tool in body.offered]
+    messages = [message.rendered() for message in body.messages]
+    variables = _variables(tokenizer, body.chat_template_kwargs or {})
+    text = template_text(tokenizer, messages, variables={**variables, "tools": tools or None})
+    form = dialect.with_tools if tools else dialect.plain
+    if tools:
+        if form is None:
+            told = "not with this model: how it writes calls is not known; the server's --response-template says it"
+            raise ApiError(400, f"tools: {told}", *_UNSUPPORTED)
+        if text == template_text(tokenizer, messages, variables=variables):
+            raise ApiError(400, "tools: not with this model: its chat template ignores them", *_UNSUPPORTED)
+    tokens = chat_tokens(tokenizer, text)
+    if form is None:
+        return tokens, Reading(service.detokenizer, AnswerReader)
+    one_call = bool(tools) and body.parallel_tool_calls is False
+    return tokens, Reading(form.detokenizer, lambda: form.reader(text, tools), one_call)
+
+
+def _variables(tokenizer: PreTrainedTokenizerBase, given: dict[str, Any]) -> dict[str, Any]:
+    """The fields that only this model's chat template knows. Raises ApiError if it does not."""
+    source = str(tokenizer.chat_template)
+    ours = {*inspect.signature(tokenizer.apply_chat_template).parameters, "messages", *tokenizer.special_tokens_map}
+    for name in given:
+        if name in ours or not name.isidentifier() or not re.search(rf"\b{name}\b", source):
+            told = (
+                f"got {name[:60]!r}, allowed: what the chat template of this model reads, and the server does not set"
+            )
+            raise ApiError(400, f"chat_template_kwargs: {told}", "invalid_value", "chat_template_kwargs")
+    return given
+
+
+class CallStop:
+    """Ends one sequence with the token that completes its first call, or where ``other`` does."""
+
+    def __init__(self, reader: AnswerReader, incremental: IncrementalText, other: StoppingCriteria | None):
+        self._reader, self._incremental, self._other = reader, incremental, other
+
+    def first_end(self, sequence: int, text: list[int], new: int) -> int | None:
+        """As ``StoppingCriteria`` has it."""
+        others = None if self._other is None else self._other.first_end(sequence, text, new)
+        for kept, token in enumerate(text[len(text) - new :], start=1):
+            if kept == others:
+                break
+            if self._reader.push(self._incremental.push([token])).calls:
+                return kept
+        return others
