@@ -140,17 +140,18 @@ SPECDEC_DEVICE void load_raw(const Row& row, int block, const char* copied, floa
 SPECDEC_DEVICE void mask_block(const Row& row, int block, float (&x)[kEach]) {
   const AllowedTokens allowed = row.allowed();
   if (allowed.words == nullptr) return;
+  static_assert(kBlock / 32 == kWarp && 32 % kVector == 0, "a lane has a word, and a word has the bits of neighbours");
+  const int lane = simt::thread() % kWarp, first = block * kBlock + 32 * lane;
+  uint32_t word = 0;
+  if (allowed.ids == nullptr) {
+    if (first / 32 < allowed.num_words) word = static_cast<uint32_t>(allowed.words[first / 32]);
+  } else {
+#pragma unroll 1
+    for (int k = 0; k < 32 && first + k < row.size; ++k) word |= uint32_t{allowed.has(first + k)} << k;
+  }
 #pragma unroll
   for (int i = 0; i < kEach; i += kVector) {
-    const int64_t first = int64_t{block} * kBlock + place_of(i);
-    static_assert(32 % kVector == 0, "the bits of neighbours are in one word");
-    uint32_t bits = 0;
-    if (allowed.ids == nullptr) {
-      if (first / 32 < allowed.num_words) bits = static_cast<uint32_t>(allowed.words[first / 32]) >> first % 32;
-    } else {
-#pragma unroll 1
-      for (int k = 0; k < kVector && first + k < row.size; ++k) bits |= uint32_t{allowed.has(first + k)} << k;
-    }
+    const uint32_t bits = simt::shuffle(word, place_of(i) / 32) >> place_of(i) % 32;
 #pragma unroll
     for (int k = 0; k < kVector; ++k) x[i + k] = bits >> k & 1 ? x[i + k] : -INFINITY;
   }
