@@ -44,7 +44,7 @@ class Grammars:
         form, outputs = body.response_format, body.structured_outputs
         if form is not None and form.type == "text":
             form = None
-        if form is None and outputs is None:
+        if (asked := form or outputs) is None:
             return None
         field = "response_format" if outputs is None else "structured_outputs"
         if form is not None and outputs is not None:
@@ -54,7 +54,7 @@ class Grammars:
                 raise _refused(name, f"not together with {field}, which says where a text ends")
         loop = asyncio.get_running_loop()
         try:
-            return await loop.run_in_executor(self._threads, self._compile, field, form or outputs, lane)
+            return await loop.run_in_executor(self._threads, self._compile, field, asked, lane)
         except ValueError as error:
             raise ApiError.invalid(error, field) from error
 
@@ -79,7 +79,7 @@ def _of_outputs(outputs: StructuredOutputs) -> GrammarSource:
         names = ", ".join(_MAKERS)
         raise _refused("structured_outputs", f"got {', '.join(given) or 'nothing'}, allowed: one of {names}")
     ((name, value),) = given.items()
-    return _MAKERS[name](value, name="structured_outputs")  # type: ignore[operator]
+    return _MAKERS[name](value, name="structured_outputs")
 
 
 def _refused(field: str, what: str) -> ApiError:
