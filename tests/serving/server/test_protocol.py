@@ -26,8 +26,8 @@ SUPPORTED = {
     },
     "chat": {
         *("messages", "model", "frequency_penalty", "logit_bias", "logprobs", "max_completion_tokens", "max_tokens"),
-        *("n", "prediction", "presence_penalty", "response_format", "seed", "stop", "stream", "stream_options", "temperature"),
-        *("top_logprobs", "top_p", "user", "safety_identifier", "prompt_cache_key"),
+        *("n", "prediction", "presence_penalty", "seed", "stop", "stream", "stream_options", "temperature"),
+        *("top_logprobs", "top_p", "user", "safety_identifier", "prompt_cache_key", "response_format"),
     },
 }  # fmt: skip
 HARMLESS = {
