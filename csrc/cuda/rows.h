@@ -136,27 +136,6 @@ SPECDEC_DEVICE void load_raw(const Row& row, int block, const char* copied, floa
   load_aligned(data, row.dtype, row.size_of(block), x);
 }
 
-// By a warp: makes those of a block's logits -inf whose tokens may not follow. Before bias and penalties.
-SPECDEC_DEVICE void mask_block(const Row& row, int block, float (&x)[kEach]) {
-  const AllowedTokens allowed = row.allowed();
-  if (allowed.words == nullptr) return;
-  static_assert(kBlock / 32 == kWarp && 32 % kVector == 0, "a lane has a word, and a word has the bits of neighbours");
-  const int lane = simt::thread() % kWarp, first = block * kBlock + 32 * lane;
-  uint32_t word = 0;
-  if (allowed.ids == nullptr) {
-    if (first / 32 < allowed.num_words) word = static_cast<uint32_t>(allowed.words[first / 32]);
-  } else {
-#pragma unroll 1
-    for (int k = 0; k < 32 && first + k < row.size; ++k) word |= uint32_t{allowed.has(first + k)} << k;
-  }
-#pragma unroll
-  for (int i = 0; i < kEach; i += kVector) {
-    const uint32_t bits = simt::shuffle(word, place_of(i) / 32) >> place_of(i) % 32;
-#pragma unroll
-    for (int k = 0; k < kVector; ++k) x[i + k] = bits >> k & 1 ? x[i + k] : -INFINITY;
-  }
-}
-
 // A warp stores its block to own_copy so that single lanes can adjust single tokens. There, a thread's logits are 32
 // apart; own_place maps an index within the block to one in own_copy.
 SPECDEC_DEVICE int own_place(int place) {
@@ -174,6 +153,20 @@ SPECDEC_DEVICE float* to_own(const Row& row, const float (&x)[kEach]) {
 SPECDEC_DEVICE void from_own(const float* own, float (&x)[kEach]) {
 #pragma unroll
   for (int i = 0; i < kEach; ++i) x[i] = simt::read(&own[i * kWarp + simt::thread() % kWarp]);
+}
+
+// By a warp: makes those of a block's logits -inf whose tokens may not follow. Before bias and penalties. In own_copy,
+// as there are no registers left for it.
+SPECDEC_DEVICE void mask_block(const Row& row, int block, float (&x)[kEach]) {
+  const AllowedTokens allowed = row.allowed();
+  if (allowed.words == nullptr) return;
+  float* own = to_own(row, x);
+#pragma unroll 1
+  for (int i = 0; i < kEach; ++i) {
+    const int64_t token = int64_t{block} * kBlock + place_of(i);
+    if (token < row.size && !allowed.has(token)) simt::write(&own[i * kWarp + simt::thread() % kWarp], -INFINITY);
+  }
+  from_own(own, x);
 }
 
 // The tokens of a block that bias and penalties may adjust: a range of the sequence's table, its drafts and its ends.

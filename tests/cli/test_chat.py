@@ -84,7 +84,7 @@ def test_commands_reach_the_decoder(monkeypatch):
     assert (p.temperature, p.top_k, p.top_p, p.min_p) == (0.8, 30, 0.9, 0.01)
     assert (p.repetition_penalty, p.presence_penalty, p.frequency_penalty) == (1.1, 0.1, 0.2)
     assert (first.max_new_tokens, rule) == (3, "coupled") and [a.seed for a in (first, second, third)] == [7, 8, 9]
-    drafters = [type(a[1]).__name__ for a in made]
+    drafters = [type(a[1] and a[1].drafter).__name__ for a in made]  # what is around it drafts forced tokens
     assert drafters[-1] == "NoneType" and drafters.count("PromptLookupDrafter") == 2
     assert made[-1][2] == 0  # K of plain decoding
     assert "drafter lookup, k 2, rule coupled, seed 9, max-new-tokens 3" in result.stderr

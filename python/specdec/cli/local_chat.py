@@ -85,8 +85,9 @@ class LocalTalk(Talk):
             self._row = OneRow(self._decoder, rule)
         with stop_once() as pressed:
             stop, banned = StopOr(self._stopping, pressed), self._models.tail
-            limits = s.max_new_tokens, s.params, s.seed
-            asked = Request(prompt, *limits, stop=stop, banned_tokens=banned, grammar=self._grammar)
+            asked = Request(
+                prompt, s.max_new_tokens, s.params, s.seed, stop=stop, banned_tokens=banned, grammar=self._grammar
+            )
             try:
                 result = self._row.decode(asked, page.on_emit)
             except KeyboardInterrupt:

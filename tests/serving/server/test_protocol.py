@@ -28,11 +28,12 @@ SUPPORTED = {
         *("messages", "model", "frequency_penalty", "logit_bias", "logprobs", "max_completion_tokens", "max_tokens"),
         *("n", "prediction", "presence_penalty", "seed", "stop", "stream", "stream_options", "temperature"),
         *("top_logprobs", "top_p", "user", "safety_identifier", "prompt_cache_key", "tools", "parallel_tool_calls"),
+        "response_format",
     },
 }  # fmt: skip
 HARMLESS = {
     "function_call": "none", "functions": [], "metadata": {}, "modalities": ["text"],
-    "response_format": {"type": "text"}, "service_tier": "auto", "store": False, "tool_choice": "auto",
+    "service_tier": "auto", "store": False, "tool_choice": "auto",
     "verbosity": "medium",
 }  # fmt: skip
 ASKING = {"verbosity": "low"}  # where the last value of the type asks for nothing
@@ -46,7 +47,7 @@ OF_UNIONS = {
 EXTENSIONS = {
     *("top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos", "skip_special_tokens"),
     *("include_stop_str_in_output", "spaces_between_special_tokens", "prompt_logprobs", "add_special_tokens"),
-    *("cache_salt", "drafter", "rule", "num_drafts", "specdec", "chat_template_kwargs"),
+    *("cache_salt", "structured_outputs", "drafter", "rule", "num_drafts", "specdec", "chat_template_kwargs"),
 }
 
 
@@ -107,7 +108,7 @@ def test_a_documented_field_is_supported_or_refused_by_name(endpoint, field):
 
 def test_no_other_fields_are_known():
     for model, module, _ in ENDPOINTS.values():
-        assert set(model.model_fields) - set(documented(module)) <= EXTENSIONS | {"prediction"}
+        assert set(model.model_fields) - set(documented(module)) <= EXTENSIONS | {"prediction", "response_format"}
 
 
 @pytest.mark.parametrize(

@@ -44,8 +44,7 @@ class Grammars:
         form, outputs = body.response_format, body.structured_outputs
         if form is not None and form.type == "text":
             form = None
-        asked = form or outputs
-        if asked is None:
+        if (asked := form or outputs) is None:
             return None
         field = "response_format" if outputs is None else "structured_outputs"
         if form is not None and outputs is not None:
