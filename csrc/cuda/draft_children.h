@@ -30,7 +30,7 @@ struct ChildrenMemory {
   }
 };
 
-inline Items ChildrenMemory::items(const DraftChildrenParams& params) { return items_of_drafting(params); }
+inline Items ChildrenMemory::items(const DraftChildrenParams& params) { return items_of_drafting(params, false); }
 
 inline ChildrenMemory ChildrenMemory::cut(Arena& arena, const DraftChildrenParams& params, const Items& items,
                                           const Cut& cut) {

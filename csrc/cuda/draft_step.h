@@ -27,7 +27,9 @@ struct DraftMemory {
   }
 };
 
-inline Items DraftMemory::items(const DraftStepParams& params) { return items_of_drafting(params); }
+inline Items DraftMemory::items(const DraftStepParams& params) {
+  return items_of_drafting(params, params.allowed.words != nullptr);
+}
 
 inline DraftMemory DraftMemory::cut(Arena& arena, const DraftStepParams& params, const Items& items, const Cut& cut) {
   const int n = blocks_of(params.vocabulary);

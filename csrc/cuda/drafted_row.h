@@ -5,11 +5,12 @@
 
 namespace specdec::cuda {
 
+// `masked`: whether only some tokens may follow.
 template <class Params>
-Items items_of_drafting(const Params& params) {
+Items items_of_drafting(const Params& params, bool masked) {
   const LogitRows rows = {params.logits, params.dtype, params.row_stride, params.row_stride, params.vocabulary};
   return {blocks_of(params.vocabulary), block_bytes(rows),
-          own_copy_of(params.sampling, false, aligned(rows), block_bytes(rows))};
+          own_copy_of(params.sampling, masked, aligned(rows), block_bytes(rows))};
 }
 
 // The row of sequence b. `depth`: how many drafts come before it.

@@ -51,9 +51,9 @@ SPECDEC_HD bool slots_hold(int num_slots, int rows, int64_t n, int all_warps) {
   return slots_of(rows, n, all_warps) <= num_slots && rows * n + all_warps <= int64_t{num_slots} * all_warps;
 }
 
-// The size of Row::own_copy. `lists`: the kernel also needs it where no bias or penalty does.
-SPECDEC_HD int own_copy_of(const SamplingArguments& sampling, bool lists, bool aligned, int bytes) {
-  return sampling.has_table || lists ? kBlock * static_cast<int>(sizeof(float)) : aligned ? 0 : bytes;
+// The size of Row::own_copy. `others`: whether the kernel needs it where no bias or penalty does.
+SPECDEC_HD int own_copy_of(const SamplingArguments& sampling, bool others, bool aligned, int bytes) {
+  return sampling.has_table || others ? kBlock * static_cast<int>(sizeof(float)) : aligned ? 0 : bytes;
 }
 
 // The number of warps and slots among which memory is cut.

@@ -74,8 +74,9 @@ inline Items StepMemory::items(const SpeculativeStepParams& params) {
   const int of_target = block_bytes(target), of_draft = draft.data == nullptr ? 0 : block_bytes(draft);
   const int bytes = of_target > of_draft ? of_target : of_draft;
   const int64_t blocks = (params.num_drafts_max + 1) * blocks_of(params.vocabulary);
-  const int own_copy = own_copy_of(params.sampling, draft.data == nullptr || params.d2t != nullptr,
-                                   aligned(target) && (draft.data == nullptr || aligned(draft)), bytes);
+  const bool others = draft.data == nullptr || params.d2t != nullptr || params.allowed.words != nullptr;
+  const int own_copy =
+      own_copy_of(params.sampling, others, aligned(target) && (draft.data == nullptr || aligned(draft)), bytes);
   const int64_t of_row = blocks_of(params.vocabulary);
   const int rows = rows_of_decision(params);
   if (!weighs_drafts(params)) return {blocks, bytes, own_copy, of_row, rows};

@@ -212,4 +212,4 @@ def test_other_lists_of_sampling_tensors_are_refused(sampling, told):
     """Also by native code itself, which would read beyond them."""
     zero = torch.zeros(2, dtype=torch.int64)
     with pytest.raises(RuntimeError, match=f"specdec_kernels: .*{told}"):
-        operation("draft_step", "cpu", "cpu")(torch.zeros(2, 5), sampling, None, None, zero, zero, 0, 0)
+        operation("draft_step", "cpu", "cpu")(torch.zeros(2, 5), sampling, None, None, None, zero, zero, 0, 0)

@@ -81,6 +81,10 @@ def chat(
         return
     if server.api_key is not None:
         refuse("--api-key", "a key", "one with --url")
+    if settings.grammar is not None:
+        from ..sampling.grammar import check_source
+
+        check_source(settings.grammar, settings.grammar.kind)
     drafts = drafts.chosen(at)
     settings.drafter, settings.rule = drafts.drafter, drafts.rule
     settings.exit_layers, settings.tree = drafts.exit_layers, drafts.tree

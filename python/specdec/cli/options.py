@@ -92,11 +92,12 @@ class StopOptions:
 
     def grammar(self) -> GrammarSource | None:
         """What the text has to be; None: anything."""
-        from ..jobs.lines import LineSettings
+        from ..sampling.grammar_source import GrammarSource
 
-        settings = LineSettings(json_schema=self.read_schema(), regex=self.regex)
-        settings.check()
-        return settings.grammar
+        if self.regex is not None:
+            return GrammarSource.regex(self.regex, "regex")
+        schema = self.read_schema()
+        return None if schema is None else GrammarSource.json_schema(schema, "json_schema")
 
 
 @dataclass(frozen=True)

@@ -158,7 +158,7 @@ def test_requests_of_the_schema(fuzzed, path, mode, part):
     documented = fuzzed.app.openapi()["paths"][path]["post"]["responses"]
     seen = set()
 
-    @examples(5, part)
+    @examples(16, part)
     @given(case=operation.as_strategy(generation_mode=mode))
     def run(case) -> None:
         body = case.body
