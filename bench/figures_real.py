@@ -131,6 +131,25 @@ def prefixes(results: Results) -> str:
     return page(table(head, rows, mark(results, "prefixes")), said)
 
 
+def grammar(results: Results) -> str:
+    """Of each drafter and temperature: valid texts, what schemas force of them, and the speed with and without."""
+    r = results["grammar"]
+    rows = [
+        (
+            row["drafter"], f"{row['temperature']:g}", f"{row['whole']} of {row['texts']}",
+            f"{row['valid']} of {row['texts']}", f"{row['forced_share']:.0%}",
+            f"{row['grammar_tokens_per_second']:.1f}", f"{row['free_tokens_per_second']:.1f}",
+        )
+        for row in r["rows"]
+    ]  # fmt: skip
+    head = ("drafts", "temperature", "ended", "valid", "forced tokens", "tokens/s", "free text as long")
+    said = (
+        f"{r['target']}, {r['schemas']} schemas, {r['num_drafts']} drafts, up to {r['max_new_tokens']} tokens, one "
+        f"text at a time. {source(results, 'grammar')}"
+    )
+    return page(table(head, rows, mark(results, "grammar")), said)
+
+
 def greedy_in_short(results: Results) -> str:
     """The README's sentence: the fewest texts of any of our ways that are those of plain decoding, and
     transformers'."""

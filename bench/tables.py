@@ -38,6 +38,7 @@ FIGURES: dict[str, Callable[[Results], str]] = {
     "cpu_step": real.cpu_step,
     "perplexity": real.perplexity,
     "prefixes": real.prefixes,
+    "grammar": real.grammar,
     "bench": decoding.bench("bench"),
     "bench.heads": decoding.bench("bench.heads"),
     "bench.rules": decoding.bench("bench.rules", every_k=True),
