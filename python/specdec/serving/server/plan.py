@@ -177,7 +177,7 @@ async def _tokens(
 async def _plan(service: Service, body: GenerationBody, asked: EndpointRequest, owner: Hashable) -> Plan:
     """The rest of the plan, which is the same for both endpoints."""
     lane = await service.lanes.get(body.drafter, body.rule)
-    params, grammar = _params(body), await service.grammars.of(body, lane)
+    params, grammar = _params(body), await service.grammars.of(body, asked.reading.calls, lane)
     prediction = None
     if body.prediction is not None:  # an empty text predicts nothing
         (ids,) = await _tokens(service, [joined(body.prediction.content)])
