@@ -88,6 +88,8 @@ class Plan:
         """An error about a field of a ``Request``, with the client's name for it."""
         name = error.param or ""
         told = self.field if name == "prompt" else _FIELDS.get(name, name)
+        if name == "grammar" and self.reading.calls is not None:
+            told = "tools"
         return ApiError(error.status, told + error.message.removeprefix(name), error.code, told or None, error.headers)
 
 
