@@ -87,7 +87,8 @@ class GrammarSource:
         in what a step drafts.
 
         Args:
-            special: whether the mark is a special token of the tokenizer, which no other text contains.
+            special: whether the mark is an added token of the tokenizer, as special ones are: the library has none of
+                them in other texts.
         """
         _check_text("mark", mark, "a text")
         if special and not (mark.startswith("<") and mark.endswith(">")):
@@ -104,9 +105,10 @@ class GrammarSource:
         """A Lark grammar that has others in it.
 
         Args:
+            grammar: as ``lark`` takes it.
             parts: what it calls ``@answer``, under "answer".
         """
-        grammars: list[dict[str, Any]] = [{"name": "whole", "lark_grammar": grammar}]
+        grammars: list[dict[str, Any]] = [{"name": "whole", "lark_grammar": cls.lark(grammar, name).text}]
         for called, part in parts.items():
             own = part.for_library()
             inner = json.loads(own)["grammars"] if own.lstrip().startswith("{") else [{"lark_grammar": own}]

@@ -25,8 +25,9 @@ SUPPORTED = {
         *("presence_penalty", "seed", "stop", "stream", "stream_options", "temperature", "top_p", "user"),
     },
     "chat": {
+        "tool_choice",
         *("messages", "model", "frequency_penalty", "logit_bias", "logprobs", "max_completion_tokens", "max_tokens"),
-        *("n", "prediction", "presence_penalty", "seed", "stop", "stream", "stream_options", "temperature", "tool_choice"),
+        *("n", "prediction", "presence_penalty", "seed", "stop", "stream", "stream_options", "temperature"),
         *("top_logprobs", "top_p", "user", "safety_identifier", "prompt_cache_key", "tools", "parallel_tool_calls"),
     },
 }  # fmt: skip

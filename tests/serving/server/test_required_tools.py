@@ -17,11 +17,15 @@ from specdec.drafters.model import model_drafter
 from specdec.drafters.predicted import PredictedDrafter
 from specdec.drafters.prompt_lookup import PromptLookupDrafter
 from specdec.models.supported import cached_model
-from specdec.serving.server.call_grammar import call_form
+from specdec.serving.server.call_grammar import CallForm, CallGrammar, call_form
+from specdec.serving.server.errors import ApiError
 from specdec.serving.server.lanes import Lanes
+from specdec.serving.server.plan import Plan
 from specdec.serving.server.service import Service
+from specdec.serving.server.tools import Reading
 from support.chatml import NAME, TEMPLATE, chatml, say, scripted_service, serving
 from support.grammars import SCHEMAS, an_object
+from transformers import AddedToken
 
 MARKS = ["<tool_call>", "</tool_call>", "<think>", "</think>"]
 LLAMA = """{%- if tools %}Give {"name": n, "parameters": p} of {{ tools | tojson }}
@@ -83,15 +87,19 @@ class Chat:
         return str(caught.value.message)
 
 
-def tokenizer_of(pair: Any, special: bool, template: str = TEMPLATE) -> Any:
-    """Marks of calls and of reasoning are texts, or single tokens."""
+KINDS = ["text", "tokens", "special tokens"]  # what marks of calls and of reasoning are in a tokenizer
+
+
+def tokenizer_of(pair: Any, kind: str, template: str = TEMPLATE) -> Any:
     tokenizer = chatml(pair[2], template)
-    if special:
+    if kind == "tokens":
+        tokenizer.add_tokens([AddedToken(mark, special=False) for mark in MARKS])
+    if kind == "special tokens":
         tokenizer.add_special_tokens({"extra_special_tokens": MARKS})
     return tokenizer
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["texts", "special tokens"])
+@pytest.fixture(scope="module", params=KINDS)
 def chat(pair, request) -> Iterator[Chat]:
     """A random model without reasoning, which it would not end."""
     tokenizer = tokenizer_of(pair, request.param, TEMPLATE.replace("think>", "thought>"))
@@ -135,7 +143,7 @@ STRICT = {"tools": [tool("find_all", SCHEMAS["enum"], strict=True), tool("now", 
 NOW = '<tool_call>{"name": "now", "arguments": {"zone": [1]}}</tool_call>'
 
 
-@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("fields", "think", "allowed", "refused"),
     [
@@ -147,11 +155,11 @@ NOW = '<tool_call>{"name": "now", "arguments": {"zone": [1]}}</tool_call>'
     ],
     ids=["required", "thought begun", "thought ended", "strict", "strict, thought begun"],
 )
-def test_what_may_be_said(pair, monkeypatch, special, fields, think, allowed, refused):
+def test_what_may_be_said(pair, monkeypatch, kind, fields, think, allowed, refused):
     """The model says what we want, one token a time, and fails where the grammar does not allow it."""
-    tokenizer = tokenizer_of(pair, special)
+    tokenizer = tokenizer_of(pair, kind)
     said = dict(enumerate([*allowed, *refused]))
-    if special:  # the token of another mark is not allowed in a thought
+    if kind != "text":  # the token of another mark is not allowed in a thought
         said = {seed: text.replace("<tool_call>?", "<tool_ call>?") for seed, text in said.items()}
     say(monkeypatch, tokenizer, said)
     asked = {**fields, "extra_body": {} if think is None else {"chat_template_kwargs": {"think": think}}}
@@ -232,7 +240,7 @@ def test_drafters_change_nothing(pair):
 
 def test_what_cannot_be_is_refused_by_name(chat, pair):
     named = {"type": "function", "function": {"name": "finds"}}
-    assert "only with tools" in chat.refused("tool_choice", tool_choice="required")
+    assert "without tools, allowed: none or auto" in chat.refused("tool_choice", tool_choice="required")
     assert "got 'finds', allowed: find, find_all" in chat.refused("tool_choice", tools=TOOLS, tool_choice=named)
     for choice in ("any", {"type": "allowed_tools", "allowed_tools": {}}):
         assert "allowed: none, auto, required, or" in chat.refused("tool_choice", tools=TOOLS, tool_choice=choice)
@@ -250,6 +258,13 @@ def test_what_cannot_be_is_refused_by_name(chat, pair):
         chat = Chat(url)
         assert "not JSON between two marks" in chat.refused("tool_choice", **REQUIRED)
         assert "not JSON between two marks" in chat.refused("tools", **STRICT)
+
+
+def test_what_the_engine_refuses_of_the_grammar_is_told_of_tools():
+    reading = Reading(None, None, calls=CallGrammar(CallForm(None, "x"), [], True, True, None, False, {}))
+    plan = Plan(None, [], [], [], "messages", reading)
+    told = plan.renamed(ApiError(400, "grammar: got one with tree=4", "invalid_value", "grammar"))
+    assert (told.param, told.message) == ("tools", "tools: got one with tree=4")
 
 
 @pytest.mark.parametrize(

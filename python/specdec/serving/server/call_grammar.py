@@ -66,7 +66,8 @@ class CallGrammar:
         parallel: whether there may be several.
         thought: the marks of what may be thought before a required call. None: nothing may.
         thinking: whether the prompt has begun the thought.
-        special: those of the marks that are special tokens, which the library's texts do not have, with their ids.
+        added: those of the marks that are added tokens of the tokenizer, with their ids. The library has no such token
+            in a text, whether it is special or not.
     """
 
     form: CallForm
@@ -75,7 +76,7 @@ class CallGrammar:
     parallel: bool
     thought: Marks | None
     thinking: bool
-    special: Mapping[str, int]
+    added: Mapping[str, int]
 
     def source(self) -> GrammarSource:
         """Raises ValueError if a schema is none, or too large."""
@@ -106,16 +107,16 @@ class CallGrammar:
     def _text_with_calls(self) -> list[str]:
         if (marks := self.form.marks) is None:
             return [f"start: body | OTHER\nOTHER: {_NOT_ALONE}"]
-        others = [f" | ANY {self._mark(text)}" for text in self.special if text not in marks]
+        others = [f" | ANY {self._mark(text)}" for text in self.added if text not in marks]
         return [*self._until("call_begin", marks.begin), f"start: (call_begin rest{''.join(others)})* ANY"]
 
     def _until(self, rule: str, mark: str) -> list[str]:
-        """Any text and ``mark``. A special token may also be spelled by others, which is the same text."""
-        token = f" | ANY {self._mark(mark)}" if mark in self.special else ""
+        """Any text and ``mark``. An added token may also be spelled by others, which is the same text."""
+        token = f" | ANY {self._mark(mark)}" if mark in self.added else ""
         return [f"{rule}: {rule}_spelled{token}", f"{rule}_spelled[lazy]: ANY {_quoted(mark)}"]
 
     def _mark(self, text: str) -> str:
-        return f"<[{self.special[text]}]>" if text in self.special else _quoted(text)
+        return f"<[{self.added[text]}]>" if text in self.added else _quoted(text)
 
 
 def _quoted(text: str) -> str:

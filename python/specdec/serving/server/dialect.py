@@ -58,7 +58,7 @@ class AnswerForm:
         detokenizer: gives those special tokens a text that the template names; what it does not name is not shown.
         call_form: of calls that a grammar can have; None: there are none.
         thought: what is around reasoning; None: no reasoning, or not two marks.
-        special: the special tokens of the tokenizer, with their ids.
+        added: the added tokens of the tokenizer, which special ones are, with their ids.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -67,7 +67,7 @@ class AnswerForm:
     detokenizer: Detokenizer
     call_form: CallForm | None
     thought: Marks | None
-    special: Mapping[str, int]
+    added: Mapping[str, int]
 
     def reader(self, prompt: str, tools: Sequence[Mapping[str, Any]]) -> AnswerReader:
         """Reads an answer to ``prompt``, which may have begun it. Arguments get the types that ``tools`` say."""
@@ -90,8 +90,8 @@ class AnswerForm:
         if required and thinking and thought is None:
             refuse(name, given, f"{allowed} after this prompt, since it begins a thought")
         marks = {*(self.call_form.marks or ()), *(self.thought or ())}
-        special = {text: i for text, i in self.special.items() if text in marks}
-        return CallGrammar(self.call_form, schemas, required, parallel, thought, thinking, special)
+        added = {text: i for text, i in self.added.items() if text in marks}
+        return CallGrammar(self.call_form, schemas, required, parallel, thought, thinking, added)
 
     def _parser(self, prompt: str, tools: Sequence[Mapping[str, Any]] = ()) -> Any:
         return self.tokenizer.get_response_parser(dict(self.template), prefix=prompt, tools=[*map(dict, tools)])
@@ -155,7 +155,7 @@ def _form(tokenizer: PreTrainedTokenizerBase, template: Mapping[str, Any], calls
     special = {i: token.content for i, token in tokenizer.added_tokens_decoder.items() if token.special}
     special |= dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
     hidden = [i for i, token in special.items() if token not in named]
-    ids = {token: i for i, token in special.items()}
+    ids = {token.content: i for i, token in tokenizer.added_tokens_decoder.items()}
     return AnswerForm(tokenizer, kept, places, Detokenizer(tokenizer, hidden), form, thought, ids)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...chat_template import chat_tokens, template_text
-from ...checks import shown
+from ...checks import refuse, shown
 from ...detokenize import Detokenizer, IncrementalText
 from ...stopping import StoppingCriteria
 from .answer_reader import AnswerReader
@@ -52,7 +52,7 @@ def read_chat(service: Service, body: ChatRequest) -> tuple[list[int], Reading]:
 
     Raises:
         ApiError: names the field that this model cannot have.
-        ValueError: as ``chat_prompt``.
+        ValueError: names one that does not go together with others; and as ``chat_prompt``.
     """
     tokenizer, dialect = service.tokenizer, service.dialect
     _check_tools(body)
@@ -78,14 +78,14 @@ def read_chat(service: Service, body: ChatRequest) -> tuple[list[int], Reading]:
 def _check_tools(body: ChatRequest) -> None:
     choice = body.tool_choice
     if choice not in (None, "none", "auto") and not body.tools:
-        raise _refused("tool_choice", "allowed only with tools")
+        refuse("tool_choice", "required or a function without tools", "none or auto")
     if isinstance(choice, NamedTool):
         names = [tool.function.name for tool in body.offered]
         if choice.function.name not in names:
-            raise _refused("tool_choice", f"got {shown(choice.function.name)}, allowed: {', '.join(names)}")
+            refuse("tool_choice", shown(choice.function.name), ", ".join(names))
     for name, field in (("response_format", body.response_format), ("structured_outputs", body.structured_outputs)):
         if body.offered and field is not None and getattr(field, "type", None) != "text":
-            raise _refused(name, "not together with tools, but with tool_choice none")
+            refuse(name, "one with tools", "one without tools, or with tool_choice none")
 
 
 def _call_grammar(body: ChatRequest, form: AnswerForm, prompt: str) -> CallGrammar | None:
@@ -101,10 +101,6 @@ def _call_grammar(body: ChatRequest, form: AnswerForm, prompt: str) -> CallGramm
         if named in (None, function.name)
     ]
     return form.call_grammar(prompt, schemas, required, body.parallel_tool_calls is not False)
-
-
-def _refused(field: str, what: str) -> ApiError:
-    return ApiError(400, f"{field}: {what}", "invalid_value", field)
 
 
 def _variables(tokenizer: PreTrainedTokenizerBase, given: dict[str, Any]) -> dict[str, Any]:
