@@ -237,6 +237,17 @@ def test_a_grammar_may_begin_after_a_mark(compiler, tokenizer, source, mark, spe
         source.after("end", special=True)
 
 
+def test_a_grammar_has_others_in_it(compiler, tokenizer):
+    parts = {"first": choice(["yes", "yesterday"]), "second": choice(["no", "never"])}
+    masks, texts = GrammarMasks(compiler.vocab_size, torch.device("cpu")), ["yes no", "yes never", "yesterday no"]
+    masks.begin(0, compiler.compile(GrammarSource.joined('start: @first " " @second', parts)))
+    masks.follow(0, tokenizer("y").input_ids)
+    found = masks.after(masks.send(torch.zeros(1, 0, dtype=torch.int64)))
+    assert allowed(found[0, 0]) == by_definition(tokenizer, texts, "y")
+    with pytest.raises(ValueError, match="^tools: got .* characters, allowed: up to"):
+        GrammarSource.joined("start: @a", {"a": lark('start: "' + "x" * 65_000 + '"')}, name="tools")
+
+
 def test_two_texts_of_one_grammar_do_not_know_of_each_other(compiler, tokenizer):
     texts, masks = ["yes", "yesterday", "no"], GrammarMasks(compiler.vocab_size, torch.device("cpu"))
     grammar = compiler.compile(choice(texts))

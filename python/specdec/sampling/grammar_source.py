@@ -87,7 +87,8 @@ class GrammarSource:
         in what a step drafts.
 
         Args:
-            special: whether the mark is a special token of the tokenizer, which no other text contains.
+            special: whether the mark is an added token of the tokenizer, as special ones are: the library has none of
+                them in other texts.
         """
         _check_text("mark", mark, "a text")
         if special and not (mark.startswith("<") and mark.endswith(">")):
@@ -97,11 +98,23 @@ class GrammarSource:
             if special
             else (f"start: text @answer\ntext[suffix={json.dumps(mark, ensure_ascii=False)}]: ")
         )
-        own = self.for_library()
-        parts = json.loads(own)["grammars"] if own.lstrip().startswith("{") else [{"lark_grammar": own}]
-        parts[0]["name"] = "answer"
-        grammars = [{"name": "text_first", "lark_grammar": before + r"/(.|\n)*/"}, *parts]
-        return GrammarSource("lark", json.dumps({"grammars": grammars}, ensure_ascii=False))
+        return self.joined(before + r"/(.|\n)*/", {"answer": self})
+
+    @classmethod
+    def joined(cls, grammar: str, parts: Mapping[str, GrammarSource], name: str = "grammar") -> GrammarSource:
+        """A Lark grammar that has others in it.
+
+        Args:
+            grammar: as ``lark`` takes it.
+            parts: what it calls ``@answer``, under "answer".
+        """
+        grammars: list[dict[str, Any]] = [{"name": "whole", "lark_grammar": cls.lark(grammar, name).text}]
+        for called, part in parts.items():
+            own = part.for_library()
+            inner = json.loads(own)["grammars"] if own.lstrip().startswith("{") else [{"lark_grammar": own}]
+            inner[0]["name"] = called
+            grammars += inner
+        return cls("lark", _check_length(name, json.dumps({"grammars": grammars}, ensure_ascii=False)))
 
     def for_library(self) -> str:
         """Returns it as llguidance compiles it. Raises ValueError with the library's words."""

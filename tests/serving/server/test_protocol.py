@@ -25,6 +25,7 @@ SUPPORTED = {
         *("presence_penalty", "seed", "stop", "stream", "stream_options", "temperature", "top_p", "user"),
     },
     "chat": {
+        "tool_choice",
         *("messages", "model", "frequency_penalty", "logit_bias", "logprobs", "max_completion_tokens", "max_tokens"),
         *("n", "prediction", "presence_penalty", "seed", "stop", "stream", "stream_options", "temperature"),
         *("top_logprobs", "top_p", "user", "safety_identifier", "prompt_cache_key", "tools", "parallel_tool_calls"),
@@ -43,6 +44,7 @@ OF_UNIONS = {
     "prediction": {"type": "content", "content": "x"},
     "stream_options": {"include_usage": True},
     "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
+    "tool_choice": {"type": "function", "function": {"name": "f"}},
 }
 EXTENSIONS = {
     *("top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos", "skip_special_tokens"),

@@ -155,12 +155,7 @@ def test_variables_of_the_template(chat):
         assert repr(name) in told
 
 
-def test_what_needs_a_grammar_is_refused(chat):
-    named = {"type": "function", "function": {"name": "weather"}}
-    for choice in ("required", named):
-        assert "not supported here" in chat.refused("tool_choice", tools=[WEATHER], tool_choice=choice)
-    strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
-    chat.refused("tools[0].function.strict", tools=[strict])
+def test_tools_that_are_none(chat):
     chat.refused("tools[0].type", tools=[{"type": "custom", "custom": {"name": "x"}}])
     chat.refused("tools[0].function.name", tools=[{"type": "function", "function": {"name": "a b"}}])
 

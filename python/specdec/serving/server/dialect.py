@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ...checks import refuse
 from ...detokenize import Detokenizer
 from .answer_reader import CALLS, CONTENT, REASONING, AnswerReader, Field
+from .call_grammar import JSON_ALONE, CallForm, CallGrammar, Marks, call_form, marks_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -41,7 +42,7 @@ _CALLS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
     ),
     (
         ("<|start_header_id|>", '"parameters": '),  # Llama 3
-        {"open_pattern": r"\A\s*(?:<\|python_tag\|>\s*)?(?=\{)", "content": "json"},
+        JSON_ALONE,
     ),
 )
 _THOUGHT_SIGN, _THOUGHT = "</think>", {"open": "<think>", "close": "</think>"}
@@ -55,17 +56,45 @@ class AnswerForm:
     Args:
         template: a response template of transformers.
         detokenizer: gives those special tokens a text that the template names; what it does not name is not shown.
+        call_form: of calls that a grammar can have; None: there are none.
+        thought: what is around reasoning; None: no reasoning, or not two marks.
+        added: the added tokens of the tokenizer, which special ones are, with their ids.
     """
 
     tokenizer: PreTrainedTokenizerBase
     template: Mapping[str, Any]
     fields: Mapping[str, Field]
     detokenizer: Detokenizer
+    call_form: CallForm | None
+    thought: Marks | None
+    added: Mapping[str, int]
 
     def reader(self, prompt: str, tools: Sequence[Mapping[str, Any]]) -> AnswerReader:
         """Reads an answer to ``prompt``, which may have begun it. Arguments get the types that ``tools`` say."""
-        parser = self.tokenizer.get_response_parser(dict(self.template), prefix=prompt, tools=[*map(dict, tools)])
-        return AnswerReader(parser, self.fields)
+        return AnswerReader(self._parser(prompt, tools), self.fields)
+
+    def call_grammar(
+        self, prompt: str, schemas: Sequence[tuple[str, Mapping[str, Any]]], required: bool, parallel: bool
+    ) -> CallGrammar:
+        """What an answer to ``prompt`` has to be, see ``CallGrammar``. Raises ValueError if no grammar can say it."""
+        name, given, allowed = ("tools", "strict functions", "others")
+        if required:
+            name, given, allowed = "tool_choice", "required or a function", "auto or none"
+        if self.call_form is None:
+            refuse(name, given, f"{allowed}, since this model's calls are not JSON between two marks")
+        thoughts = [e["type"] for e in self._parser(prompt).initial_events if self.fields[e["field"]].to == REASONING]
+        thinking = bool(thoughts) and thoughts[-1] != "region_close"
+        thought = self.thought if thinking or not thoughts else None
+        if self.call_form.marks is None:  # it is read as a call only where it is all of the answer
+            thought = None
+        if required and thinking and thought is None:
+            refuse(name, given, f"{allowed} after this prompt, since it begins a thought")
+        marks = {*(self.call_form.marks or ()), *(self.thought or ())}
+        added = {text: i for text, i in self.added.items() if text in marks}
+        return CallGrammar(self.call_form, schemas, required, parallel, thought, thinking, added)
+
+    def _parser(self, prompt: str, tools: Sequence[Mapping[str, Any]] = ()) -> Any:
+        return self.tokenizer.get_response_parser(dict(self.template), prefix=prompt, tools=[*map(dict, tools)])
 
 
 class Dialect:
@@ -106,10 +135,15 @@ class Dialect:
 def _form(tokenizer: PreTrainedTokenizerBase, template: Mapping[str, Any], calls: bool) -> AnswerForm | None:
     """What is left of a template without ``calls``; None: everything is content."""
     fields, places = {}, {}
+    form, thought = None, None
     for name, field in template["fields"].items():
         to, arguments = _FIELDS[name], field.get("content_args", {})
         if to == CALLS and not calls:
             continue
+        if to == CALLS:
+            form = call_form(field)
+        if to == REASONING:
+            thought = thought or marks_of(field)
         places[name] = Field(to, arguments.get("strip", True), field.get("join") or "")
         if field.get("content") == "json":  # what is no JSON is content
             arguments = {"allow_non_json": True, **arguments}
@@ -121,7 +155,8 @@ def _form(tokenizer: PreTrainedTokenizerBase, template: Mapping[str, Any], calls
     special = {i: token.content for i, token in tokenizer.added_tokens_decoder.items() if token.special}
     special |= dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
     hidden = [i for i, token in special.items() if token not in named]
-    return AnswerForm(tokenizer, kept, places, Detokenizer(tokenizer, hidden))
+    ids = {token.content: i for i, token in tokenizer.added_tokens_decoder.items()}
+    return AnswerForm(tokenizer, kept, places, Detokenizer(tokenizer, hidden), form, thought, ids)
 
 
 def _guessed(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any] | None:

@@ -99,7 +99,11 @@ class Function(Strict):
     name: str = Field(pattern="^[a-zA-Z0-9_-]{1,64}$")
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: Annotated[Any, only(False)] = None  # true would promise arguments that fit the schema
+    strict: bool | None = None  # whether arguments fit the schema wherever it is called
+
+    @property
+    def schema_of_arguments(self) -> dict[str, Any]:
+        return self.parameters or {"additionalProperties": False}
 
 
 class Tool(Strict):
@@ -112,3 +116,14 @@ class Tool(Strict):
         schema = function.parameters or {"type": "object", "properties": {}}
         told = {"name": function.name, "description": function.description or "", "parameters": schema}
         return {"type": "function", "function": told}
+
+
+class NamedFunction(Strict):
+    name: str
+
+
+class NamedTool(Strict):
+    """The tool that has to be called."""
+
+    type: Literal["function"]
+    function: NamedFunction

@@ -88,6 +88,8 @@ class Plan:
         """An error about a field of a ``Request``, with the client's name for it."""
         name = error.param or ""
         told = self.field if name == "prompt" else _FIELDS.get(name, name)
+        if name == "grammar" and self.reading.calls is not None:
+            told = "tools"
         return ApiError(error.status, told + error.message.removeprefix(name), error.code, told or None, error.headers)
 
 
@@ -177,7 +179,7 @@ async def _tokens(
 async def _plan(service: Service, body: GenerationBody, asked: EndpointRequest, owner: Hashable) -> Plan:
     """The rest of the plan, which is the same for both endpoints."""
     lane = await service.lanes.get(body.drafter, body.rule)
-    params, grammar = _params(body), await service.grammars.of(body, lane)
+    params, grammar = _params(body), await service.grammars.of(body, asked.reading.calls, lane)
     prediction = None
     if body.prediction is not None:  # an empty text predicts nothing
         (ids,) = await _tokens(service, [joined(body.prediction.content)])

@@ -11,7 +11,7 @@ from pydantic import Field
 from ...checks import shown
 from .errors import ApiError
 from .field_types import Strict, only, told
-from .messages import MAX_TOOLS, Content, Message, Tool
+from .messages import MAX_TOOLS, Content, Message, NamedTool, Tool
 
 MAX_CHOICES = 128  # of one request
 MAX_TOP = 20
@@ -141,6 +141,12 @@ class CompletionRequest(GenerationBody):
     add_special_tokens: bool | None = None
 
 
+ToolChoice = Annotated[
+    Literal["none", "auto", "required"] | NamedTool,
+    told('none, auto, required, or {"type": "function", "function": {"name": ...}}'),
+]
+
+
 class ChatRequest(GenerationBody):
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1, lt=2**31)
@@ -148,7 +154,7 @@ class ChatRequest(GenerationBody):
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP)
     add_special_tokens: Annotated[Any, only(False)] = None
     tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
-    tool_choice: Annotated[Any, only("none", "auto")] = None  # "required" and names need a grammar
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None  # vLLM's
     # Labels for the sender's own use, like ``user``

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ...sampling.grammar import Grammar, GrammarCompiler
 from ...sampling.grammar_source import GrammarSource
+from .call_grammar import CallGrammar
 from .errors import ApiError
 from .lanes import Lane
 from .request_bodies import GenerationBody, ResponseFormat, StructuredOutputs
@@ -35,8 +36,11 @@ class Grammars:
         self._tokenizer, self._threads = tokenizer, ThreadPoolExecutor(2, "specdec-grammar")
         self._compiler: GrammarCompiler | None = None
 
-    async def of(self, body: GenerationBody, lane: Lane) -> Grammar | None:
+    async def of(self, body: GenerationBody, calls: CallGrammar | None, lane: Lane) -> Grammar | None:
         """Returns what the texts of a request have to be; None: anything.
+
+        Args:
+            calls: the grammar of its answers, if they have to call tools.
 
         Raises:
             ApiError: the library cannot hold it, or it does not go together with other fields.
@@ -44,24 +48,29 @@ class Grammars:
         form, outputs = body.response_format, body.structured_outputs
         if form is not None and form.type == "text":
             form = None
-        if (asked := form or outputs) is None:
+        given = {"response_format": form, "structured_outputs": outputs, "tools": calls}
+        asked = {name: value for name, value in given.items() if value is not None}
+        if not asked:
             return None
-        field = "response_format" if outputs is None else "structured_outputs"
-        if form is not None and outputs is not None:
-            raise _refused(field, "not together with response_format")
+        field, *others = reversed(asked)
+        if others:
+            raise _refused(field, f"not together with {others[0]}")
         for name in ("min_tokens", "ignore_eos"):
             if getattr(body, name):
-                raise _refused(name, f"not together with {field}, which says where a text ends")
+                raise _refused(name, f"not together with {field}: a grammar says where a text ends")
         loop = asyncio.get_running_loop()
         try:
-            return await loop.run_in_executor(self._threads, self._compile, field, asked, lane)
+            return await loop.run_in_executor(self._threads, self._compile, field, asked[field], lane)
         except ValueError as error:
             raise ApiError.invalid(error, field) from error
 
-    def _compile(self, field: str, asked: ResponseFormat | StructuredOutputs, lane: Lane) -> Grammar:
-        source = _of_format(asked) if isinstance(asked, ResponseFormat) else _of_outputs(asked)
+    def _compile(self, field: str, asked: ResponseFormat | StructuredOutputs | CallGrammar, lane: Lane) -> Grammar:
         if self._compiler is None:  # all lanes have one target
             self._compiler = GrammarCompiler(self._tokenizer, lane.vocab_size, lane.eos)
+        if isinstance(asked, CallGrammar):
+            source = asked.source()
+        else:
+            source = _of_format(asked) if isinstance(asked, ResponseFormat) else _of_outputs(asked)
         return self._compiler.compile(source, field)
 
 

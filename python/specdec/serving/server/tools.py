@@ -8,10 +8,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...chat_template import chat_tokens, template_text
+from ...checks import refuse, shown
 from ...detokenize import Detokenizer, IncrementalText
 from ...stopping import StoppingCriteria
 from .answer_reader import AnswerReader
+from .call_grammar import CallGrammar
+from .dialect import AnswerForm
 from .errors import ApiError
+from .messages import NamedTool
 from .request_bodies import ChatRequest
 from .service import Service
 
@@ -28,11 +32,13 @@ class Reading(NamedTuple):
         detokenizer: of all that the reader has to see.
         new_reader: makes one for each text.
         one_call: whether a text ends with its first call.
+        calls: what a text has to be; None: anything, or what other fields say.
     """
 
     detokenizer: Detokenizer
     new_reader: Callable[[], AnswerReader]
     one_call: bool = False
+    calls: CallGrammar | None = None
 
     def stop(self, prompt: Sequence[int], other: StoppingCriteria | None) -> StoppingCriteria | None:
         """What ends a text: ``other``, and its first call."""
@@ -46,9 +52,10 @@ def read_chat(service: Service, body: ChatRequest) -> tuple[list[int], Reading]:
 
     Raises:
         ApiError: names the field that this model cannot have.
-        ValueError: as ``chat_prompt``.
+        ValueError: names one that does not go together with others; and as ``chat_prompt``.
     """
     tokenizer, dialect = service.tokenizer, service.dialect
+    _check_tools(body)
     tools = [tool.rendered() for tool in body.offered]
     messages = [message.rendered() for message in body.messages]
     variables = _variables(tokenizer, body.chat_template_kwargs or {})
@@ -64,7 +71,36 @@ def read_chat(service: Service, body: ChatRequest) -> tuple[list[int], Reading]:
     if form is None:
         return tokens, Reading(service.detokenizer, AnswerReader)
     one_call = bool(tools) and body.parallel_tool_calls is False
-    return tokens, Reading(form.detokenizer, lambda: form.reader(text, tools), one_call)
+    calls = _call_grammar(body, form, text)
+    return tokens, Reading(form.detokenizer, lambda: form.reader(text, tools), one_call, calls)
+
+
+def _check_tools(body: ChatRequest) -> None:
+    choice = body.tool_choice
+    if choice not in (None, "none", "auto") and not body.tools:
+        refuse("tool_choice", "required or a function without tools", "none or auto")
+    if isinstance(choice, NamedTool):
+        names = [tool.function.name for tool in body.offered]
+        if choice.function.name not in names:
+            refuse("tool_choice", shown(choice.function.name), ", ".join(names))
+    for name, field in (("response_format", body.response_format), ("structured_outputs", body.structured_outputs)):
+        if body.offered and field is not None and getattr(field, "type", None) != "text":
+            refuse(name, "one with tools", "one without tools, or with tool_choice none")
+
+
+def _call_grammar(body: ChatRequest, form: AnswerForm, prompt: str) -> CallGrammar | None:
+    """Calls that are required fit their schemas, and so do those of strict functions."""
+    named = body.tool_choice.function.name if isinstance(body.tool_choice, NamedTool) else None
+    required = named is not None or body.tool_choice == "required"
+    functions = [tool.function for tool in body.offered]
+    if not required and not any(function.strict for function in functions):
+        return None
+    schemas = [
+        (function.name, function.schema_of_arguments if required or function.strict else {})
+        for function in functions
+        if named in (None, function.name)
+    ]
+    return form.call_grammar(prompt, schemas, required, body.parallel_tool_calls is not False)
 
 
 def _variables(tokenizer: PreTrainedTokenizerBase, given: dict[str, Any]) -> dict[str, Any]:
