@@ -245,7 +245,7 @@ def test_a_grammar_has_others_in_it(compiler, tokenizer):
     found = masks.after(masks.send(torch.zeros(1, 0, dtype=torch.int64)))
     assert allowed(found[0, 0]) == by_definition(tokenizer, texts, "y")
     with pytest.raises(ValueError, match="^tools: got .* characters, allowed: up to"):
-        GrammarSource.joined("start: @a", {"a": lark('start: "' + "x" * 65_000 + '"')}, name="tools")
+        GrammarSource.joined("start: @a", {"a": lark('start: "' + "x" * 65_500 + '"')}, name="tools")
 
 
 def test_two_texts_of_one_grammar_do_not_know_of_each_other(compiler, tokenizer):
