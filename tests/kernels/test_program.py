@@ -10,7 +10,7 @@ import threading
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from support.recorded import Recording
 
 from specdec_kernels import Program, native_form, rms_norm
 from specdec_kernels.ops import handle
@@ -98,28 +98,16 @@ def test_a_program_is_freed_with_what_it_keeps():
     assert x._use_count() == before
 
 
-class Calls(TorchDispatchMode):
-    """Keeps the calls of operations, as who captures or traces them does."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.seen.append(function)
-        return function(*args, **(kwargs or {}))
-
-
 def test_nobody_sees_that_a_program_is_made_run_or_freed():
     """Who repeated it would free a program twice."""
     x, y = numbers(2), torch.zeros(2)
-    with Calls() as calls:
+    with Recording() as recording:
         program = Program()
     program.keep(ADD, (x, x), results=[y])
-    with calls:
+    with recording:
         program.run()
         del program
-    assert torch.equal(y, 2 * x) and not calls.seen
+    assert torch.equal(y, 2 * x) and not recording.calls
 
 
 def test_only_a_program_is_one():

@@ -94,10 +94,7 @@ class StopOptions:
         """What the text has to be; None: anything."""
         from ..sampling.grammar_source import GrammarSource
 
-        if self.regex is not None:
-            return GrammarSource.regex(self.regex, "regex")
-        schema = self.read_schema()
-        return None if schema is None else GrammarSource.json_schema(schema, "json_schema")
+        return GrammarSource.of_settings(self.read_schema(), self.regex)
 
 
 @dataclass(frozen=True)

@@ -54,11 +54,7 @@ class LineSettings:
     @property
     def grammar(self) -> GrammarSource | None:
         """What the text has to be. Raises ValueError naming the key that is wrong."""
-        if self.json_schema is None:
-            return None if self.regex is None else GrammarSource.regex(self.regex, "regex")
-        if self.regex is not None:
-            refuse("json_schema / regex", "both", "one of the two")
-        return GrammarSource.json_schema(self.json_schema, "json_schema")
+        return GrammarSource.of_settings(self.json_schema, self.regex)
 
     @property
     def asked(self) -> tuple[bool, int | None, int | None]:
@@ -73,7 +69,7 @@ class LineSettings:
         if (source := self.grammar) is not None:
             if self.min_new_tokens:
                 refuse("min_new_tokens", f"{self.min_new_tokens} with a grammar", "0: it says where a text may end")
-            check_source(source, "regex" if self.json_schema is None else "json_schema")
+            check_source(source, source.kind)
 
 
 KEYS = ("id", "prompt", "messages", *(field.name for field in dataclasses.fields(LineSettings)))

@@ -78,6 +78,15 @@ class GrammarSource:
         return cls("choice", _check_length(name, json.dumps(list(choices), ensure_ascii=False)))
 
     @classmethod
+    def of_settings(cls, json_schema: str | None, regex: str | None) -> GrammarSource | None:
+        """Those of options and of lines of jobs, of which one may be given; None: neither is."""
+        if json_schema is None:
+            return None if regex is None else cls.regex(regex, "regex")
+        if regex is not None:
+            refuse("json_schema / regex", "both", "one of the two")
+        return cls.json_schema(json_schema, "json_schema")
+
+    @classmethod
     def lark(cls, grammar: str, name: str = "grammar") -> GrammarSource:
         """A Lark grammar in llguidance's dialect, or the JSON that its structural tags become."""
         return cls("lark", _check_repeats(name, _check_text(name, grammar, "a Lark grammar")))
