@@ -77,8 +77,6 @@ class StopOptions:
     def __post_init__(self) -> None:
         if "" in (self.stop or ()):
             refuse("--stop", "an empty text", "at least one character")
-        if self.json_schema is not None and self.regex is not None:
-            refuse("--json-schema / --regex", "both", "one of the two")
 
     def read_schema(self) -> str | None:
         """The JSON of the schema."""
