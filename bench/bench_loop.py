@@ -391,7 +391,9 @@ def main(
     num_drafts: Annotated[str, typer.Option("--num-drafts", "-K", help="numbers separated by commas")] = "4",
     new_tokens: Annotated[int, typer.Option(min=1, help="of a sequence in a window")] = 128,
     rounds: Annotated[int, typer.Option(min=1, help="windows of a method")] = 5,
-    modes: Annotated[str, typer.Option(help="separated by commas")] = ",".join(MODES),
+    modes: Annotated[
+        str | None, typer.Option(help=f"some of {', '.join(MODES)}; default: all that the device has")
+    ] = None,
     limit: Annotated[float, typer.Option(min=0, help="seconds after which no method begins")] = float("inf"),
     threads: report.Threads = None,
     quick: report.Quick = False,
@@ -403,7 +405,8 @@ def main(
         contexts, new_tokens, rounds = "16", 3, 1
     where = report.read_device(device)
     report.read_names("pair", pair, PAIRS)
-    asked = report.read_names("modes", modes, MODES)
+    of_device = [name for name, m in MODES.items() if where.type == "cuda" or not (m.compiled or m.graphs)]
+    asked = of_device if modes is None else report.read_names("modes", modes, MODES)
     sizes, lengths = report.read_integers("batches", batches), report.read_integers("contexts", contexts)
     ks = report.read_integers("num-drafts", num_drafts)
     if not 0 < alpha < 1:

@@ -69,7 +69,7 @@ def flex_attention(device: torch.device) -> None:
     model = LlamaForCausalLM(config).eval().to(device)
     logits = []
     with torch.inference_mode():
-        for attention in ("flex", "model") if device.type == "cuda" else ("grouped", "model"):
+        for attention in ("flex", "model") if device.type == "cuda" else ("native", "model"):
             cached = CachedModel(model, attention=attention)
             cache = cached.new_cache(2, 200)
             cached.prefill(cache, [[i % 101 for i in range(n)] for n in (30, 130)])

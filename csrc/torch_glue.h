@@ -59,10 +59,10 @@ inline Tensor empty_on(const Tensor& like, torch::headeronly::IntHeaderOnlyArray
     stride *= std::max<int64_t>(shape.begin()[i], 1);
   }
   int32_t device_type, device_index;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device_type));
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(like.get(), &device_index));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device_type));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(like.get(), &device_index));
   AtenTensorHandle tensor;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
       static_cast<int64_t>(shape.size()), shape.begin(), strides,
       torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype)), device_type, device_index, &tensor));
   return Tensor(tensor);
