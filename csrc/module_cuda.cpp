@@ -72,18 +72,25 @@ PyObject* build(PyObject*, PyObject*) {
 
 PyObject* launch_as(PyObject*, PyObject* name) {
   const std::pair<const char*, Launches> known[] = {
-      {"planned", Launches::kPlanned}, {"split", Launches::kSplit}, {"dependent", Launches::kDependent}};
+      {"planned", Launches::kPlanned}, {"fused", Launches::kFused}, {"split", Launches::kSplit}};
   for (const auto& [allowed, value] : known) {
     if (!PyUnicode_Check(name) || PyUnicode_CompareWithASCIIString(name, allowed) != 0) continue;
-    launches = value;
+    launches = value, blocks_asked = 0;
     Py_RETURN_NONE;
   }
-  return PyErr_Format(PyExc_ValueError, "launches: got %R, allowed: planned, split, dependent", name);
+  if (const long blocks = PyLong_Check(name) ? PyLong_AsLong(name) : 0; blocks >= 1 && blocks <= 16) {
+    launches = Launches::kPlanned, blocks_asked = static_cast<int>(blocks);
+    Py_RETURN_NONE;
+  }
+  PyErr_Clear();
+  return PyErr_Format(PyExc_ValueError, "launches: got %R, allowed: planned, fused, split, or 1 to 16", name);
 }
 
-PyMethodDef methods[] = {{"build", build, METH_NOARGS, "key=value pairs, separated by ';'"},
-                         {"launch_as", launch_as, METH_O, "how later calls launch: planned, split or dependent"},
-                         {nullptr, nullptr, 0, nullptr}};
+PyMethodDef methods[] = {
+    {"build", build, METH_NOARGS, "key=value pairs, separated by ';'"},
+    {"launch_as", launch_as, METH_O,
+     "how later calls launch: planned, fused, split, or the number of blocks that decide a sequence"},
+    {nullptr, nullptr, 0, nullptr}};
 PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C_cuda", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
 
 }  // namespace

@@ -173,18 +173,15 @@ SPECDEC_DEVICE void decide_children(const Branching& s, const Place& place) {
 
 // The first of the two kernels of a split launch.
 SPECDEC_KERNEL(children_measure_kernel, kMostThreads, ChildrenWork) {
-  simt::start_next_launch();
   measure_row(branching_of(params, simt::cluster() / params.blocks), Place::measuring(params.blocks));
 }
 
 SPECDEC_KERNEL(draft_children_kernel, kMostThreads, ChildrenWork) {
   const Place place = Place::here();
   const Branching s = branching_of(params, simt::cluster());
-  if (params.scratch == nullptr) {
+  if (params.measures()) {
     measure_row(s, place);
     simt::sync_cluster();
-  } else {
-    simt::wait_for_launch_before();
   }
   decide_children(s, place);
   simt::arrive_only();                     // block 0 has read what others list and keep,

@@ -2,8 +2,11 @@
 // the block of logits that has the draft, and the one that keeps it draws; else block 0 does all of that.
 #pragma once
 
+#include <optional>
+
 #include "drafted_row.h"
 #include "select.h"
+#include "statistics.h"
 
 namespace specdec::cuda {
 
@@ -17,6 +20,14 @@ struct DraftMemory {
   // The items that a sequence has, and the memory that it needs.
   static Items items(const DraftStepParams& params);
   static DraftMemory cut(Arena& arena, const DraftStepParams& params, const Items& items, const Cut& cut);
+  // What is left to read when the row is measured: a block of logits, or with rule `coupled` all of them.
+  static Items deciding(const DraftStepParams& params, const Items& items) {
+    Items left = items;
+    left.most = params.coupled ? items.most : 1;
+    return left;
+  }
+  Statistics statistics() const { return Statistics::of(blocks.max, blocks.mass, cutoff); }
+  static std::optional<StatisticsParams> to_measure(const DraftStepParams& params);
 
   SPECDEC_DEVICE DraftMemory at(char* base) const {
     return {ring.at(base),
@@ -40,6 +51,13 @@ inline DraftMemory DraftMemory::cut(Arena& arena, const DraftStepParams& params,
   memory.best = arena.take<Candidate>(cut.all_warps);
   if (params.sampling.filters != nullptr) memory.selection = arena.take<SelectionMemory>(1);
   return memory;
+}
+
+// The row, if measuring it takes neither a mask nor bias and penalties.
+inline std::optional<StatisticsParams> DraftMemory::to_measure(const DraftStepParams& params) {
+  if (params.sampling.has_table || params.allowed.words != nullptr) return {};
+  const LogitRows rows = {params.logits, params.dtype, params.row_stride, 0, params.vocabulary};
+  return StatisticsParams{rows, {}, params.batch, 1, 0, blocks_of(params.vocabulary), params.sampling.temperature};
 }
 
 using DraftWork = Work<DraftStepParams, DraftMemory>;
@@ -147,19 +165,19 @@ SPECDEC_DEVICE void decide_draft(const Drafting& s, const Place& place) {
 
 // The first of the two kernels of a split launch.
 SPECDEC_KERNEL(draft_measure_kernel, kMostThreads, DraftWork) {
-  simt::start_next_launch();
   measure_row(drafting_of(params, simt::cluster() / params.blocks), Place::measuring(params.blocks));
 }
 
 SPECDEC_KERNEL(draft_step_kernel, kMostThreads, DraftWork) {
   const Place place = Place::here();
   const Drafting s = drafting_of(params, simt::cluster());
-  if (params.scratch == nullptr) {
+  if (params.measures()) {
     measure_row(s, place);
-    simt::sync_cluster();
-  } else {
+  } else if (params.measured != nullptr) {
     simt::wait_for_launch_before();
+    params.load_statistics(s.row.b, s.memory.blocks.max);
   }
+  simt::sync_cluster();
   decide_draft(s, place);
   if (!s.memory.ring.stay || !s.filtered || s.params.coupled) return;
   simt::arrive_only();                     // block 0 has read what others keep,

@@ -40,12 +40,6 @@ struct Place {
     return {warp, warps, warps * simt::block_in_cluster() + warp, warps * simt::blocks_in_cluster(),
             simt::block_in_cluster() == 0};
   }
-  // The place where a row's blocks are divided evenly among the blocks of the cluster, too.
-  SPECDEC_DEVICE static Place spread() {
-    Place place = here();
-    place.my_warp = place.warp * simt::blocks_in_cluster() + simt::block_in_cluster();
-    return place;
-  }
   // The place in a split launch's measuring kernel, in which `blocks` blocks measure sequence cluster() / blocks.
   SPECDEC_DEVICE static Place measuring(int blocks) {
     const int warps = simt::num_threads() / kWarp, warp = simt::thread() / kWarp;

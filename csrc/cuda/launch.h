@@ -4,11 +4,13 @@
 
 #include <map>
 #include <mutex>
+#include <optional>
 #include <stdexcept>
 #include <string>
 
 #include "operations.h"
 #include "plan.h"
+#include "statistics.h"
 
 namespace specdec::cuda {
 
@@ -72,50 +74,84 @@ Machine current_machine(Kernel* kernel, int threads) {
   return known.at(key);
 }
 
-template <class Work>
-void launch_one(void (*kernel)(Work), const Work& work, const cudaLaunchConfig_t& config, void* stream) {
+template <class Params>
+void launch_one(void (*kernel)(Params), const Params& params, const cudaLaunchConfig_t& config, void* stream) {
   cudaLaunchConfig_t on_stream = config;
   on_stream.stream = static_cast<cudaStream_t>(stream);
-  check(cudaLaunchKernelEx(&on_stream, kernel, work), "launch");
+  check(cudaLaunchKernelEx(&on_stream, kernel, params), "launch");
+}
+
+// By clusters, which measure the rows or, if a launch before does that, overlap with it.
+template <class Work>
+void launch_clusters(void (*decide)(Work), const Work& work, const Plan& plan, void* stream) {
+  cudaLaunchAttribute attributes[2];
+  cudaLaunchConfig_t config =
+      config_of(work.params.batch * plan.blocks, plan.threads, plan.shared, attributes, plan.blocks);
+  if (work.measured != nullptr) {
+    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[1].val.programmaticStreamSerializationAllowed = 1;
+    config.numAttrs = 2;
+  }
+  launch_one(decide, work, config, stream);
+}
+
+void launch_statistics(const StatisticsParams& params, void* stream);
+
+// Measures by many small blocks, then decides by clusters. Returns whether the operation can be launched so.
+template <class Params, class Memory>
+bool launch_measured(void (*decide)(Work<Params, Memory>), const Params& params, const Items& items,
+                     const Machine& machine, void* stream, const Allocate& allocate) {
+  std::optional<StatisticsParams> rows = Memory::to_measure(params);
+  if (!rows || rows->launched() > INT32_MAX) return false;
+  Work<Params, Memory> work = {params, {}, items.own_copy};
+  const auto cut = [&](Cut cut) {
+    Arena arena;
+    cut.measured = true;
+    work.pieces = Memory::cut(arena, params, items, cut);
+    return arena.size();
+  };
+  const Plan plan = plan_of(machine, params.batch, Memory::deciding(params, items), cut, blocks_asked);
+  if (plan.blocks == 0) return false;
+  const Statistics statistics = work.pieces.statistics();
+  rows->memory = allocate(params.batch * statistics.size), rows->stride = statistics.size;
+  rows->mass_at = statistics.mass_at;
+  work.measured = rows->memory, work.stride = rows->stride;
+  launch_statistics(*rows, stream);
+  launch_clusters(decide, work, plan, stream);
+  return true;
 }
 
 // `measure`: null if `decide` measures, also where it has one block.
 template <class Params, class Memory>
 void launch(void (*measure)(Work<Params, Memory>), void (*decide)(Work<Params, Memory>), const Params& params,
-            void* stream, const Allocate& allocate, void (*by_rows)(Work<Params, Memory>) = nullptr) {
+            void* stream, const Allocate& allocate) {
   if (params.batch == 0) return;
   const Items items = Memory::items(params);
   const Machine machine = current_machine(decide, items.warps * kWarp);
-  Work<Params, Memory> work = {params, {}, items.own_copy, nullptr, 0, 0};
+  const Launches how = launches;
+  if constexpr (requires { Memory::to_measure(params); }) {
+    if (how == Launches::kPlanned && machine.has_clusters &&
+        launch_measured(decide, params, items, machine, stream, allocate)) {
+      return;
+    }
+  }
+  Work<Params, Memory> work = {params, {}, items.own_copy};
   const auto cut = [&](const Cut& cut) {
     Arena arena;
     work.pieces = Memory::cut(arena, params, items, cut);
     return arena.size();
   };
-  const Launches how = launches;
-  const Plan plan = how == Launches::kPlanned ? plan_of(machine, params.batch, items, cut) : Plan{};
-  cudaLaunchAttribute attribute;
-  if (plan.by_rows) current_machine(by_rows, plan.threads);  // sets what it may use
-  if (plan.blocks > 0) {
-    return launch_one(plan.by_rows ? by_rows : decide, work,
-                      config_of(params.batch * plan.blocks, plan.threads, plan.shared, &attribute, plan.blocks),
-                      stream);
-  }
+  const Plan plan = how == Launches::kSplit ? Plan{} : plan_of(machine, params.batch, items, cut, blocks_asked);
+  if (plan.blocks > 0) return launch_clusters(decide, work, plan, stream);
   work.stride = cut(Cut{kSplitWarps, kSplitWarps, 0});
   work.scratch = allocate(params.batch * work.stride);
-  const bool dependent = how == Launches::kDependent && machine.has_clusters && measure != nullptr;
-  work.blocks = measuring_blocks(machine, params.batch, items, dependent);
+  work.blocks = measuring_blocks(machine, params.batch, items);
   const int64_t own_copies = kSplitWarps * items.own_copy;
+  cudaLaunchAttribute none;
   if (measure != nullptr) {
-    launch_one(measure, work, config_of(params.batch * work.blocks, kSplitThreads, own_copies, &attribute, 0), stream);
+    launch_one(measure, work, config_of(params.batch * work.blocks, kSplitThreads, own_copies, &none, 0), stream);
   }
-  cudaLaunchConfig_t deciding = config_of(params.batch, kSplitThreads, own_copies, &attribute, 0);
-  if (dependent) {
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    deciding.numAttrs = 1;
-  }
-  launch_one(decide, work, deciding, stream);
+  launch_one(decide, work, config_of(params.batch, kSplitThreads, own_copies, &none, 0), stream);
 }
 
 }  // namespace specdec::cuda

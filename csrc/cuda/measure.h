@@ -70,16 +70,16 @@ struct Cursor {
   }
 };
 
-// By a warp: begins the copies of its first items, as many as there are slots.
+// By a warp: begins the copies of its first items, as many as there are slots. Each lane begins its own, since one lane
+// would compute one address after the other.
 SPECDEC_DEVICE void begin_copies(const Ring& ring, const Measured& measured, const Place& place) {
   if (ring.slots == nullptr) return;
-  if (place.lane0()) {
-    for (int slot = 0; slot < ring.num_slots; ++slot) simt::init(ring.slot(slot).arrival);
-    Cursor cursor = Cursor::at(measured, place.my_warp, place.all_warps);
-    for (int slot = 0; slot < ring.num_slots && cursor.item < measured.items; ++slot) {
-      cursor.copy_to(ring.slot(slot));
-      cursor.next(measured, place.all_warps);
-    }
+#pragma unroll 1
+  for (int number = simt::thread() % kWarp; number < ring.num_slots; number += kWarp) {
+    const Slot slot = ring.slot(number);
+    simt::init(slot.arrival);
+    const Cursor cursor = Cursor::at(measured, place.my_warp + number * place.all_warps, place.all_warps);
+    if (cursor.item < measured.items) cursor.copy_to(slot);
   }
   simt::sync_warp();
 }

@@ -14,10 +14,11 @@ using Allocate = std::function<char*(int64_t bytes)>;
 // How sequences are launched. The plan's way is the default, the others are for measuring and for tests.
 enum class Launches : int {
   kPlanned,
-  kSplit,      // measured and decided in two launches on any GPU
-  kDependent,  // the same, of which the second one begins while the first one measures
+  kFused,  // measured and decided in one launch
+  kSplit,  // in two launches, of which the second one has one block for each sequence, as on GPUs without clusters
 };
 inline std::atomic<Launches> launches = Launches::kPlanned;
+inline std::atomic<int> blocks_asked = 0;  // of a sequence, if the plan shall not choose it
 
 void draft_step(const DraftStepParams& params, void* stream, const Allocate& allocate);
 void speculative_step(const SpeculativeStepParams& params, void* stream, const Allocate& allocate);

@@ -35,6 +35,11 @@ struct Ring {
   SPECDEC_DEVICE Ring at(char* base) const {
     return {num_slots == 0 ? nullptr : moved(slots, base), moved(arrivals, base), num_slots, slot_bytes, stay};
   }
+  // By a warp, if no copies are begun at once: makes its slots ready.
+  SPECDEC_DEVICE void begin() const {
+    for (int i = simt::thread() % kWarp; i < num_slots; i += kWarp) simt::init(slot(i).arrival);
+    simt::sync_warp();
+  }
   SPECDEC_DEVICE Kept kept() const { return {stay ? slots : nullptr, num_slots, slot_bytes}; }
   // The warp's slots, by number and by turn.
   SPECDEC_DEVICE Slot slot(int number) const {

@@ -31,25 +31,11 @@ SPECDEC_HD int block_bytes(const LogitRows& rows) {
 
 // The items of a sequence: the blocks of logits in its rows.
 struct Items {
-  int64_t most;  // how many there may be
-  int bytes;     // size of the largest one
-  int own_copy;  // bytes that a warp needs for a copy of a block, or 0
-  // For a step that can be decided row by row: the blocks of a row, and the rows that a decision needs near, which are
-  // the target's, or the target's and the draft's. Otherwise 0 rows.
-  int64_t of_row = 0;
-  int rows = 0;
+  int64_t most;                  // how many there may be
+  int bytes;                     // size of the largest one
+  int own_copy;                  // bytes that a warp needs for a copy of a block, or 0
   int warps = kThreads / kWarp;  // of a block, at most
 };
-
-// How many slots a warp needs for `rows` rows of n blocks each, which stay until they are decided.
-SPECDEC_HD int slots_of(int rows, int64_t n, int all_warps) {
-  return rows * static_cast<int>((n + all_warps - 1) / all_warps);
-}
-
-// Whether the slots hold these rows and, on average, each warp's next block.
-SPECDEC_HD bool slots_hold(int num_slots, int rows, int64_t n, int all_warps) {
-  return slots_of(rows, n, all_warps) <= num_slots && rows * n + all_warps <= int64_t{num_slots} * all_warps;
-}
 
 // The size of Row::own_copy. `others`: whether the kernel needs it where no bias or penalty does.
 SPECDEC_HD int own_copy_of(const SamplingArguments& sampling, bool others, bool aligned, int bytes) {
@@ -58,22 +44,47 @@ SPECDEC_HD int own_copy_of(const SamplingArguments& sampling, bool others, bool 
 
 // The number of warps and slots among which memory is cut.
 struct Cut {
-  int warps;      // in a block
-  int all_warps;  // in a cluster
-  int num_slots;  // of a warp, for copies ahead
-  bool by_rows = false;
+  int warps;              // in a block
+  int all_warps;          // in a cluster
+  int num_slots;          // of a warp, for copies ahead
+  bool measured = false;  // by the launch before, so that no items stay
 };
 
-// The argument of a kernel. In a fused launch, a sequence's memory is the shared memory of its cluster. A split launch
-// has two kernels and that memory in `scratch`: many blocks measure a sequence's rows, then one block decides.
+// The statistics in a sequence's memory, in bytes from its blocks' largest logits on.
+struct Statistics {
+  int64_t mass_at, size;
+
+  static Statistics of(const float* max, const float* mass, const void* end) {
+    const auto from_max = [&](const void* piece) {
+      return reinterpret_cast<intptr_t>(piece) - reinterpret_cast<intptr_t>(max);
+    };
+    return {from_max(mass), from_max(end)};
+  }
+};
+
+// The argument of a kernel. A sequence's memory is the shared memory of its cluster. If a launch before has measured
+// its rows, the cluster loads their statistics. If its shared memory is too small, all of it is `scratch`, and one
+// block decides.
 template <class Params, class Memory>
 struct Work {
   Params params;
-  Memory pieces;   // of a sequence's memory, as if it began at address 0
-  int own_copy;    // bytes, as in Items
-  char* scratch;   // null: a fused launch
-  int64_t stride;  // bytes of scratch per sequence
-  int blocks;      // in a split launch, how many measure a sequence
+  Memory pieces;            // of a sequence's memory, as if it began at address 0
+  int own_copy;             // bytes, as in Items
+  char* scratch = nullptr;  // null: the memory is shared memory
+  int64_t stride = 0;       // bytes of scratch, or of `measured`, per sequence
+  int blocks = 0;           // of the launch that measures into scratch, for each sequence
+  const char* measured =
+      nullptr;  // the statistics of all sequences; null: this launch measures, or they are in scratch
+
+  SPECDEC_DEVICE bool measures() const { return scratch == nullptr && measured == nullptr; }
+  // By the threads of a block: copies a sequence's statistics to its memory, where they begin at `max`.
+  SPECDEC_DEVICE void load_statistics(int64_t sequence, float* max) const {
+    const int granules = static_cast<int>(stride / kGranule);
+    for (int i = simt::thread(); i < granules; i += simt::num_threads()) {
+      simt::write(reinterpret_cast<Bytes16*>(max) + i,
+                  simt::load16(measured + sequence * stride + int64_t{i} * kGranule));
+    }
+  }
 
   // Shared memory begins with the warps' own copies.
   SPECDEC_DEVICE char* place_for_copy() const { return simt::shared_memory() + simt::thread() / kWarp * own_copy; }
@@ -87,7 +98,7 @@ struct Work {
 inline Ring ring_of(Arena& arena, const Items& items, const Cut& cut) {
   if (cut.num_slots == 0) return {nullptr, nullptr, 0, 0, false};
   const int64_t slots = int64_t{cut.num_slots} * cut.warps;
-  const bool stay = !cut.by_rows && int64_t{cut.num_slots} * cut.all_warps >= items.most;
+  const bool stay = !cut.measured && int64_t{cut.num_slots} * cut.all_warps >= items.most;
   return {arena.take<char>(slots * items.bytes), arena.take<simt::Arrival>(slots), cut.num_slots, items.bytes, stay};
 }
 

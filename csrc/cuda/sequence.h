@@ -1,8 +1,10 @@
 // A sequence in a step: its memory, rows and drafts.
 #pragma once
 
-#include "row_draws.h"
+#include <optional>
+
 #include "select.h"
+#include "statistics.h"
 
 namespace specdec::cuda {
 
@@ -42,6 +44,11 @@ struct StepMemory {
   // The items that a sequence has, and the memory that it needs.
   static Items items(const SpeculativeStepParams& params);
   static StepMemory cut(Arena& arena, const SpeculativeStepParams& params, const Items& items, const Cut& cut);
+  // What is left to read when the rows are measured: a residual's two rows, or with rule `coupled` all of the target's.
+  static Items deciding(const SpeculativeStepParams& params, const Items& items);
+  Statistics statistics() const { return Statistics::of(max, mass, row_max); }
+  // The rows to measure, if that takes neither masks, bias and penalties nor raw logits.
+  static std::optional<StatisticsParams> to_measure(const SpeculativeStepParams& params);
 
   SPECDEC_DEVICE StepMemory at(char* base) const {
     return {ring.at(base),         moved(max, base),      moved(mass, base),      moved(raw_max, base),
@@ -53,15 +60,6 @@ struct StepMemory {
 
 SPECDEC_HD bool weighs_drafts(const SpeculativeStepParams& params) {
   return params.draft.data != nullptr && params.draft_lse == nullptr && params.rule != kRuleCoupled;
-}
-
-// How many rows a decision needs near if the step is decided row by row; 0 if it is not. Filters read a row many times,
-// and rule `coupled` races over all of it, so these measure all rows at once.
-SPECDEC_HD int rows_of_decision(const SpeculativeStepParams& params) {
-  const bool pairs = params.draft.data != nullptr && params.d2t == nullptr &&
-                     (params.rule == kRuleBlock || params.draft_lse == nullptr);
-  if (params.rule == kRuleCoupled || params.sampling.filters != nullptr || params.num_drafts_max == 0) return 0;
-  return pairs ? 2 : weighs_drafts(params) ? 0 : 1;
 }
 
 // Whether the ring brings the rows of residuals, the target's and the draft's in pairs.
@@ -77,10 +75,8 @@ inline Items StepMemory::items(const SpeculativeStepParams& params) {
   const bool others = draft.data == nullptr || params.d2t != nullptr || params.allowed.words != nullptr;
   const int own_copy =
       own_copy_of(params.sampling, others, aligned(target) && (draft.data == nullptr || aligned(draft)), bytes);
-  const int64_t of_row = blocks_of(params.vocabulary);
-  const int rows = rows_of_decision(params);
-  if (!weighs_drafts(params)) return {blocks, bytes, own_copy, of_row, rows};
-  return {blocks + params.num_drafts_max * blocks_of(draft.vocabulary), bytes, own_copy, of_row, rows};
+  if (!weighs_drafts(params)) return {blocks, bytes, own_copy};
+  return {blocks + params.num_drafts_max * blocks_of(draft.vocabulary), bytes, own_copy};
 }
 
 inline StepMemory StepMemory::cut(Arena& arena, const SpeculativeStepParams& params, const Items& items,
@@ -105,6 +101,25 @@ inline StepMemory StepMemory::cut(Arena& arena, const SpeculativeStepParams& par
   return memory;
 }
 
+inline Items StepMemory::deciding(const SpeculativeStepParams& params, const Items& items) {
+  Items left = items;
+  const int64_t k = params.num_drafts_max;
+  const int64_t rows = params.rule == kRuleCoupled ? k + 1 : params.rule == kRuleBlock ? 2 * k : k > 0 ? 2 : 0;
+  left.most = rows * blocks_of(params.vocabulary);
+  return left;
+}
+
+inline std::optional<StatisticsParams> StepMemory::to_measure(const SpeculativeStepParams& params) {
+  const SamplingArguments& sampling = params.sampling;
+  const bool weighs = weighs_drafts(params);
+  if (sampling.has_table || params.allowed.words != nullptr || params.log_probs != nullptr) return {};
+  if (weighs && params.d2t != nullptr) return {};
+  const int k = static_cast<int>(params.num_drafts_max);
+  return StatisticsParams{
+      params.target,        params.draft,     params.batch, k + 1, weighs ? k : 0, blocks_of(params.vocabulary),
+      sampling.temperature, params.num_drafts};
+}
+
 using StepWork = Work<SpeculativeStepParams, StepMemory>;
 
 // What every thread of a cluster knows of its sequence.
@@ -113,7 +128,8 @@ struct Sequence {
   StepMemory memory;
   char* own_copy;  // as in Row
   int64_t b;
-  int limit;  // how many of its drafts count
+  bool measures;  // whether this launch measures the rows
+  int limit;      // how many of its drafts count
   float temperature, inverse_temperature;
 
   SPECDEC_DEVICE bool greedy() const { return temperature == 0.0f; }

@@ -11,15 +11,17 @@
 #include <cuda_runtime.h>
 
 #define SPECDEC_DEVICE __device__ __forceinline__
-// A kernel with one struct as its argument, for blocks of at most `threads` threads.
-#define SPECDEC_KERNEL(name, threads, Params) \
-  __global__ void __launch_bounds__(threads, 1) name(const __grid_constant__ Params params)
+// A kernel with one struct as its argument, for blocks of at most `threads` threads, of which a multiprocessor has room
+// for `blocks`.
+#define SPECDEC_KERNEL_OF(name, threads, blocks, Params) \
+  __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ Params params)
 #else
 #include "../../tests/simt/machine.h"
 
 #define SPECDEC_DEVICE inline
-#define SPECDEC_KERNEL(name, threads, Params) inline void name(const Params& params)
+#define SPECDEC_KERNEL_OF(name, threads, blocks, Params) inline void name(const Params& params)
 #endif
+#define SPECDEC_KERNEL(name, threads, Params) SPECDEC_KERNEL_OF(name, threads, 1, Params)
 
 namespace specdec::simt {
 
@@ -224,6 +226,16 @@ SPECDEC_DEVICE void wait(Arrival*, int) { __syncwarp(); }
 // Has a line of device memory brought to the L2 cache.
 SPECDEC_DEVICE void prefetch(const void* place) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(place)));
+}
+
+// The same for 16-byte aligned memory, a multiple of 16 bytes that may be 0.
+SPECDEC_DEVICE void prefetch(const char* place, int bytes) {
+#if __CUDA_ARCH__ >= 900
+  if (bytes == 0) return;
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(place)), "r"(bytes));
+#else
+  for (int at = 0; at < bytes; at += 128) prefetch(place + at);
+#endif
 }
 
 // Returns the address, hiding from the compiler how it was computed.

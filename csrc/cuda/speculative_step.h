@@ -184,6 +184,7 @@ SPECDEC_DEVICE Sequence sequence_of(const StepWork& work, int64_t b) {
           work.memory(b),
           work.place_for_copy(),
           b,
+          work.measures(),
           static_cast<int>(asked < 0   ? 0
                            : asked > k ? k
                                        : asked),
@@ -193,7 +194,6 @@ SPECDEC_DEVICE Sequence sequence_of(const StepWork& work, int64_t b) {
 
 // The first of the two kernels of a split launch.
 SPECDEC_KERNEL(speculative_measure_kernel, kMostThreads, StepWork) {
-  simt::start_next_launch();
   measure_rows(sequence_of(params, simt::cluster() / params.blocks), Place::measuring(params.blocks));
 }
 
@@ -227,16 +227,19 @@ SPECDEC_DEVICE void decide_step(const Sequence& s, const Place& place) {
 }
 
 SPECDEC_KERNEL(speculative_step_kernel, kMostThreads, StepWork) {
-  simt::arrive_only();
+  if (params.measures()) simt::arrive_only();
   const Place place = Place::here();
   const Sequence s = sequence_of(params, simt::cluster());
-  const bool fused = params.scratch == nullptr;
-  if (fused) begin_copies(s.memory.ring, s.measured(), place);
-  look_at_drafts(s);  // meanwhile, logits are being copied
-  prefetch_drafts(s, place);
-  if (!fused) simt::wait_for_launch_before();
-  simt::wait_cluster();  // now all blocks run, and may write to each other's memory
-  if (fused) measure_rows(s, place);
+  s.measures ? begin_copies(s.memory.ring, s.measured(), place) : s.memory.ring.begin();
+  look_at_drafts(s);  // meanwhile, logits are being copied, or measured by the launch before
+  prefetch_few_drafts(s, place);
+  if (s.measures) {
+    simt::wait_cluster();  // now all blocks run, and may write to each other's memory
+    measure_rows(s, place);
+  } else if (params.measured != nullptr) {
+    simt::wait_for_launch_before();
+    params.load_statistics(s.b, s.memory.max);
+  }
   simt::sync_cluster();
   decide_step(s, place);
   if (!s.memory.ring.stay || !s.greedy()) return;

@@ -23,16 +23,15 @@ from specdec_kernels.ops import RULES, SamplingTensors
 
 HERE = Path(__file__).parent
 SOURCES = (HERE, HERE.parents[1] / "csrc" / "core", HERE.parents[1] / "csrc" / "cuda")
-# Launches, used in turn: blocks in a cluster, threads in a block, slots of a warp, and slots ahead of a decision.
+# Launches, used in turn: blocks in a cluster, threads in a block, slots of a warp, and whether a launch before measures.
 # Negative blocks: a split launch in which this many blocks measure a sequence. Negative slots: one for each block of
-# logits. With slots ahead, which every second turn has, a step that can be decided row by row is, with these besides
-# those that a decision needs: with few, a row is decided before the next one is measured, with many after it.
+# logits.
 GRIDS = [
-    {"blocks": blocks, "threads": threads, "slots": slots, "ahead": ahead[turn]}
-    for turn in range(2)
-    for blocks, threads, slots, *ahead in (
-        (2, 64, -1, 0, 1), (-3, 64, 0, 0, 0), (1, 32, 2, 0, 0), (4, 32, 1, 0, 0), (2, 96, 0, 0, 0), (-1, 128, 0, 0, 0),
-        (3, 32, -1, 0, 9), (2, 64, 3, 0, 0),
+    {"blocks": blocks, "threads": threads, "slots": slots, "measured": measured}
+    for blocks, threads, slots, measured in (
+        (2, 64, -1, False), (-3, 64, 0, False), (1, 32, 2, True), (4, 32, 1, False), (2, 96, 0, True),
+        (-1, 128, 0, False), (3, 32, -1, True), (2, 64, 3, False), (1, 32, 2, False), (2, 64, 4, True),
+        (2, 96, 0, False), (3, 32, -1, False),
     )
 ]  # fmt: skip
 RECURRENT = ("conv_window", "delta_step", "ssd_step")  # whose functions are in recurrent_kernels.py
@@ -194,7 +193,7 @@ def dense_rows(logits: torch.Tensor | None) -> torch.Tensor | None:
 
 def draft_step(
     logits, sampling, drafts, d2t, allowed, seed, position, offset, rule, blocks: int = 2, threads: int = 64,
-    slots: int = 0, ahead: int = 0,
+    slots: int = 0, measured: bool = False,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
     logits = dense_rows(logits)
     (batch, vocabulary), keep = logits.shape, []
@@ -206,7 +205,7 @@ def draft_step(
         address(seed, keep), address(position, keep), offset, RULES[rule] == "coupled",
         *(t.data_ptr() for t in out),
     )  # fmt: skip
-    call("draft_step", params, blocks, threads, slots)
+    call("draft_step", params, blocks, threads, slots, measured)
     return out
 
 
@@ -219,7 +218,8 @@ def logit_rows(logits: torch.Tensor | None) -> LogitRows:
 
 def speculative_step(
     target_logits, draft_tokens, draft_logits, draft_cutoff, draft_lse, d2t, num_drafts, sampling, allowed,
-    masked_drafts, seed, position, rule, log_probs, blocks: int = 2, threads: int = 64, slots: int = 0, ahead: int = 0,
+    masked_drafts, seed, position, rule, log_probs, blocks: int = 2, threads: int = 64, slots: int = 0,
+    measured: bool = False,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
     target_logits, draft_logits = dense_rows(target_logits), dense_rows(draft_logits)
     (batch, rows, vocabulary), keep = target_logits.shape, []
@@ -239,13 +239,13 @@ def speculative_step(
         num_emitted.data_ptr(),
         *(t.data_ptr() if log_probs else None for t in logs),
     )  # fmt: skip
-    call("speculative_step", params, blocks, threads, slots, ahead)
+    call("speculative_step", params, blocks, threads, slots, measured)
     return tokens, num_accepted, status, num_emitted, *logs
 
 
 def draft_children(
     logits, sampling, drafts, d2t, seed, position, offset, width, sampled, blocks: int = 2, threads: int = 64,
-    slots: int = 0, ahead: int = 0,
+    slots: int = 0, measured: bool = False,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
     logits = dense_rows(logits)
     (batch, vocabulary), keep = logits.shape, []
@@ -265,7 +265,7 @@ def draft_children(
 
 def verify_tree(
     target_logits, node_tokens, parents, draft_logits, d2t, num_nodes, sampling, seed, position, rule, depth,
-    blocks: int = 2, threads: int = 64, slots: int = 0, ahead: int = 0,
+    blocks: int = 2, threads: int = 64, slots: int = 0, measured: bool = False,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
     target_logits, draft_logits = dense_rows(target_logits), dense_rows(draft_logits)
     (batch, rows, vocabulary), keep = target_logits.shape, []

@@ -124,6 +124,7 @@ void write(T* place, T value) {
 }
 
 inline void prefetch(const void*) {}
+inline void prefetch(const char*, int) {}
 inline void start_next_launch() {}  // launches do not overlap here
 inline void wait_for_launch_before() {}
 
