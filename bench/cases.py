@@ -239,6 +239,13 @@ class StepInputs:
         t = self.temperature
         return torch.stack([filtered(d.float() / t, self.filters) * t for d in self.draft])
 
+    def leaves_nothing(self) -> bool:
+        """Whether transformers' filters exclude a draft of a row with q = p. (Of equal logits at the cutoff they keep
+        some, and ours all.) With p(x) = q(x) = 0 its ratio is NaN, which rejects the draft, and then the residual has
+        no mass to draw from. On a GPU, torch.multinomial's assertion ends the whole process."""
+        excluded = self.draft_float32.gather(-1, self.tokens[..., None])[..., 0] == -math.inf
+        return bool((self.draft[excluded] == self.target[:, :, :-1][excluded]).all(-1).any())
+
     @cached_property
     def draft_probs(self) -> torch.Tensor:
         return probabilities(self.draft_float32 if self.filters else self.draft, self.temperature)

@@ -57,7 +57,7 @@ step() {
   elif ! command -v "$1" >/dev/null; then
     code=skipped why="$1 is not there"
   else
-    timeout --signal=INT --kill-after=5 "$limit" "$@" >"$folder/$name.log" 2>&1 </dev/null || code=$?
+    timeout --signal=INT --kill-after=15 "$limit" "$@" >"$folder/$name.log" 2>&1 </dev/null || code=$?
     tail -n 15 "$folder/$name.log"
     ((code != 124 && code != 137)) || why="stopped after $limit s"
     if ((code)) && refused=$(grep -m1 -oE "$refusals" "$folder/$name.log"); then code=skipped why=$refused; fi
@@ -132,7 +132,8 @@ part_A() { # is it right: all that the tests know, side by side
   bench smoke 60 smoke --device "$device"
   beside tests test-cuda 200 "cuda or gpu"
   # Triton compiles every mix of rule, dtypes and form, so fuzzing gets few of them, and a process of its own.
-  beside tests test-triton 200 "triton and not cuda"
+  # Of its tests those that compare most for each kernel that they compile: steps of many kinds with the reference.
+  beside tests test-triton 200 "triton and not cuda and (parity or faults or recurrent or trees_corners)"
   beside compare fuzz-cuda 100 cuda,cpu
   beside compare fuzz-triton 150 triton --variants 8
   beside sanitize memcheck 150

@@ -41,6 +41,20 @@ def pair_of_rows(kind: str, num_drafts: int, vocabulary: int) -> tuple[torch.Ten
     return target, target[:-1] + 0.1 * torch.randn(num_drafts, vocabulary, generator=generator)
 
 
+def mapped(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Returns an argument of an operation with ``function`` applied to every tensor in it."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, TokenTable):
+        return TokenTable(*(mapped(part, function) for part in value))
+    if isinstance(value, tuple):
+        return tuple(mapped(part, function) for part in value)
+    if isinstance(value, SamplingParams):
+        fields = (f.name for f in dataclasses.fields(value))
+        return SamplingParams(**{name: mapped(getattr(value, name), function) for name in fields})
+    return value
+
+
 class BatchInputs:
     """Arguments of one call: a dataclass whose tensors have the batch as their dimension 0, but for ``d2t``."""
 
@@ -54,19 +68,7 @@ class BatchInputs:
 
     def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Self:
         """A copy with ``function`` applied to every tensor whose dimension 0 is the batch."""
-
-        def apply(value):
-            if isinstance(value, torch.Tensor):
-                return function(value)
-            if isinstance(value, TokenTable):
-                return TokenTable(*map(apply, value))
-            if isinstance(value, tuple):
-                return tuple(map(apply, value))
-            if isinstance(value, SamplingParams):
-                return SamplingParams(**{f.name: apply(getattr(value, f.name)) for f in dataclasses.fields(value)})
-            return value
-
-        return type(self)(**{k: v if k == "d2t" else apply(v) for k, v in self.arguments().items()})
+        return type(self)(**{k: v if k == "d2t" else mapped(v, function) for k, v in self.arguments().items()})
 
     def to(self, device: torch.device) -> Self:
         inputs = self.map(lambda t: t.to(device))

@@ -186,6 +186,22 @@ def test_peers_of_a_step(monkeypatch):
     assert [m.name for m in methods] == ["transformers"] and "top_k" in unavailable["eager"]
 
 
+def test_transformers_is_left_out_where_it_divides_0_by_0():
+    """The drafts of two of three steps are tokens that its filters exclude, where q = p."""
+    inputs = StepInputs(Shape(2, 2, 100, "bfloat16"), "all_accepted", 0.8, CPU, 3).with_settings({"top_k": 5}, "token")
+    wanted = ["transformers"]
+    assert bench_kernels.peer_methods(inputs, peers.Compiler(0.0), wanted)[1] == {}
+    step = peers.transformers_step(0.8, inputs.filters)
+    inputs.tokens[1:] = inputs.draft[1:].argmin(-1)
+    with pytest.raises(RuntimeError, match="probability tensor"):
+        step(*inputs.arguments("target", "tokens", "draft_float32")(1))
+    methods, unavailable = bench_kernels.peer_methods(inputs, peers.Compiler(0.0), wanted)
+    assert methods == [] and "it divides 0 by 0" in unavailable["transformers"]
+    inputs.draft[1:] += torch.randn(inputs.draft[1:].shape)  # q is another distribution, and p - q has mass
+    del inputs.draft_float32
+    assert bench_kernels.peer_methods(inputs, peers.Compiler(0.0), wanted)[1] == {}
+
+
 def test_ready_made_inputs_follow_the_filters():
     """q of a filtered step has the distribution that its drafts were drawn from: nothing outside the five most likely
     tokens."""

@@ -100,7 +100,7 @@ def test_bits_beyond_the_vocabulary_have_no_effect(backend, rule):
 def test_a_row_that_allows_nothing(backend):
     """It is as empty as one of -inf; no draft is drawn from it."""
     row, nothing = torch.tensor([[1.0, 0.0, 2.0]]), torch.zeros(1, 1, dtype=torch.int32)
-    drawn = drafted(backend, row, allowed=nothing.to(row.device))
+    drawn = drafted(backend, row, allowed=nothing)
     assert drawn.tokens.tolist() == [-1] and drawn.status.tolist() == [Status.DRAFT_EMPTY]
     allowed = bits_of(torch.tensor([[True] * 3, [False] * 3, [True] * 3]))
     for rule in rules_for(backend, 1):

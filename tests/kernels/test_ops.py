@@ -94,20 +94,19 @@ def test_opcheck_draft_step(backend_name, case):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_fakes_have_the_real_shapes(backend, dtype):
     """Shape, dtype and strides of every output of the public functions are the same in a fake mode and for real."""
-    if device_of(backend).type != "cpu":
+    device = device_of(backend)
+    if device.type != "cpu":
         dtype = torch.float32  # the fakes do not depend on the device
 
     def run():
-        empty = torch.zeros(3, 0)
+        empty = torch.zeros(3, 0, device=device)
         table = TokenTable(empty.long(), empty, empty.bool(), empty.int())
         arguments = {"params": SamplingParams(top_k=5), "seed": 0, "position": 0, "table": table, "backend": backend}
-        d = draft_step(torch.zeros(3, 20, dtype=dtype), offset=0, **arguments)
+        d = draft_step(torch.zeros(3, 20, dtype=dtype, device=device), offset=0, **arguments)
         tokens = torch.stack([d.tokens, d.tokens], 1)
-        q = torch.zeros(3, 2, 20, dtype=dtype)
-        steps = [
-            speculative_step(torch.zeros(3, 3, 20, dtype=dtype), tokens, q, log_probs=log_probs, **arguments)
-            for log_probs in (False, True)
-        ]
+        q = torch.zeros(3, 2, 20, dtype=dtype, device=device)
+        p = torch.zeros(3, 3, 20, dtype=dtype, device=device)
+        steps = [speculative_step(p, tokens, q, log_probs=log_probs, **arguments) for log_probs in (False, True)]
         tensors = [*d, *steps[0][:4], *steps[1]]
         return [(tuple(t.shape), t.dtype, t.stride(), t.device.type) for t in tensors]
 

@@ -296,12 +296,9 @@ def flat(held: list) -> list[torch.Tensor]:
 @KINDS
 def test_a_fault_stays_in_its_row_and_ends_with_its_text(made, kind):
     layer = LAYERS[kind](**made)
-    inputs = [x[None, None].expand(3, 1, *x.shape).to(layer.dtype).clone() for x in layer.inputs(1)]
+    inputs, feed = layer.arguments({row: {0: 1} for row in range(3)}, {}, {}, 1)
     for x in inputs:
         x[1] = float("nan")
-    feed = Feed(
-        torch.zeros(3, dtype=torch.int64), torch.zeros(3, dtype=torch.int64), torch.ones(3, 1, dtype=torch.bool)
-    )
     assert layer.run(inputs, feed)[1].isnan().all()
     out = layer.feed({row: {0: 2} for row in range(3)}, dict.fromkeys(range(3), 1), dict.fromkeys(range(3), 1), 1)
     assert out[1].isnan().all() and out[[0, 2]].isfinite().all()

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 import torch
 from support import FAST_BACKENDS
-from support.arrangements import LAYOUTS, NAN, identical
+from support.arrangements import LAYOUTS, NAN, identical, on_backend
 from support.exact import Rows
 
 from specdec_kernels import SamplingParams, draft_children, draft_step, verify_tree
@@ -74,9 +74,8 @@ def test_walk_emits_the_text_of_plain_sampling(tree_backend):
             row = 0 if i == 0 else int(out.path[b, i - 1]) + 1
             params = SamplingParams(inputs.params.temperature[b].item())
             common = {"seed": inputs.seed[b : b + 1], "offset": 0, "rule": "coupled", "backend": tree_backend}
-            plain = draft_step(
-                inputs.target_logits[b, row][None], params, position=inputs.position[b : b + 1] + i, **common
-            )
+            logits, position = inputs.target_logits[b, row][None], inputs.position[b : b + 1] + i
+            plain = on_backend(draft_step, logits, params, position=position, **common)
             assert plain.tokens[0] == out.tokens[b, i]
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from specdec.evaluation.verify.chi_square import ChiSquare, chi_square, detectable_bias
+from support.arrangements import on_backend
 from support.cells import (
     BIG_BACKENDS,
     DRAWS,
@@ -85,9 +86,9 @@ def drafted(
         if not children:
             continue
         before = last if row == 0 else tokens[:, row - 1]
-        drawn = draft_children(
-            DRAFT[before], len(children), offset=row, drafts=tokens[:, path_of(parents, row)], sampled=rule != "walk",
-            backend=backend, **common,
+        drawn = on_backend(
+            draft_children, DRAFT[before], len(children), offset=row, drafts=tokens[:, path_of(parents, row)],
+            sampled=rule != "walk", backend=backend, **common,
         )  # fmt: skip
         tokens[:, children] = drawn.tokens
         if stops and row:
@@ -183,9 +184,10 @@ def test_second_children_of_a_peaked_q(backend, rule, published):
     target, draft = torch.tensor([0.0, 1.0, 0.3, -0.5]), torch.tensor([112.0, 100.0, 100.5, 99.0])
     n = DRAWS // 5
     common = {"params": SamplingParams(), "seed": torch.arange(n), "position": 0, "backend": backend}
-    tokens = draft_children(draft.expand(n, -1), 2, offset=0, **common).tokens
-    rows = (logits.expand(n, 3, -1) for logits in (target, draft))
-    out = verify_tree(next(rows), tokens, torch.tensor([-1, -1]), next(rows), rule=rule, depth=1, **common)
+    tokens = on_backend(draft_children, draft.expand(n, -1), 2, offset=0, **common).tokens
+    target_rows, draft_rows = (logits.expand(n, 3, -1) for logits in (target, draft))
+    parents = torch.tensor([-1, -1])
+    out = on_backend(verify_tree, target_rows, tokens, parents, draft_rows, rule=rule, depth=1, **common)
     counts = Counter(zip(out.num_emitted.tolist(), out.tokens[:, 0].tolist(), strict=True))
     p, q = (probabilities(logits.tolist(), 1.0) for logits in (target, draft))
     expected = published(lambda text: p, lambda text: q, (-1, -1))
@@ -232,7 +234,7 @@ def decode(decoding: Decoding, backend: str, seed: torch.Tensor, forget_position
         }
         nodes = num_nodes[active] if decoding.ragged else None
         step = drafted(decoding.rule, parents, last, nodes, decoding.stops, backend, **common)
-        out = verify_tree(**step.arguments(), backend=backend)
+        out = step.run(backend)
         kept = out.tokens >= 0
         slots = length[active, None] + torch.arange(out.tokens.shape[1])
         text[active[:, None].expand_as(slots)[kept], slots[kept]] = out.tokens[kept]

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from support.arrangements import INF, NAN, identical
+from support.arrangements import INF, NAN, identical, on_backend
 
 from specdec_kernels import SamplingParams, Status, draft_children
 from specdec_kernels.ops import TREE_RULES
@@ -169,7 +169,7 @@ def test_likely_children_are_in_order(tree_backend, vocabulary):
     logits[1, 1:] = -INF
     params = SamplingParams(torch.tensor([0.0, 1.0, 0.5, 2.0]), top_k=torch.tensor([1, 0, 2, 0]))
     common = {"seed": 0, "position": 0, "offset": 0, "backend": tree_backend}
-    out = draft_children(logits, 7, params, **common, sampled=False)
+    out = on_backend(draft_children, logits, 7, params, **common, sampled=False)
     for b, count in enumerate((vocabulary, 1, None, vocabulary)):
         order = sorted(range(vocabulary), key=lambda v, b=b: (-logits[b, v].item(), v))
         if count is None:
@@ -185,11 +185,12 @@ def test_sampled_children(tree_backend):
     """All different, as many as q has, and one at temperature 0."""
     logits = torch.tensor([[1.0, 0.0, -INF, 2.0, 0.5]]).expand(SEEDS, -1)
     common = {"seed": torch.arange(SEEDS), "position": 3, "offset": 2, "backend": tree_backend}
-    out = draft_children(logits, 6, SamplingParams(), **common)
+    out = on_backend(draft_children, logits, 6, SamplingParams(), **common)
     assert (out.tokens.sort(-1).values == torch.tensor([-1, -1, 0, 1, 3, 4])).all() and (out.tokens[:, 4:] == -1).all()
     assert out.tokens[:, 0].unique().numel() == 4
     assert torch.allclose(out.log_q[:, :4].exp().sum(1), torch.ones(SEEDS)) and (out.log_q[:, 4:] == -INF).all()
-    assert draft_children(logits, 3, SamplingParams(0.0), **common).tokens.unique(dim=0).tolist() == [[3, -1, -1]]
-    bad = draft_children(torch.tensor([[NAN, 0.0], [INF, 0.0], [-INF, -INF]]), 2, SamplingParams(), seed=0, position=0,
-                         offset=0, backend=tree_backend)  # fmt: skip
+    greedy = on_backend(draft_children, logits, 3, SamplingParams(0.0), **common)
+    assert greedy.tokens.unique(dim=0).tolist() == [[3, -1, -1]]
+    common["seed"], logits = 0, torch.tensor([[NAN, 0.0], [INF, 0.0], [-INF, -INF]])
+    bad = on_backend(draft_children, logits, 2, SamplingParams(), **common)
     assert bad.status.tolist() == [8, 16, 32] and (bad.tokens == -1).all() and bad.lse.isnan().all()

@@ -8,7 +8,6 @@ import functools
 import json
 import re
 
-import jsonschema
 import pytest
 import torch
 from specdec import (
@@ -32,6 +31,8 @@ from support.texts import prompts_of
 
 from specdec_kernels import SamplingParams, Status
 
+jsonschema = pytest.importorskip("jsonschema")
+pytest.importorskip("llguidance")
 nightly = functools.partial(pytest.param, marks=pytest.mark.nightly)
 
 

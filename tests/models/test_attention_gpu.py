@@ -30,7 +30,7 @@ def _inference():
 
 def on_device(case: Case) -> Case:
     positions, window, tree = case.queries.positions.cuda(), case.queries.window, case.queries.tree
-    tree = None if tree is None else Tree(*(t.cuda() for t in tree))
+    tree = None if tree is None else Tree(*(None if t is None else t.cuda() for t in tree))
     return Case(*(t.cuda() for t in case[:3]), Queries(positions, window, tree))
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import struct
 
-import gguf
 import numpy as np
 import pytest
 from specdec.models.gguf_file import read_gguf
-from support.gguf_files import write_gguf
+from support.gguf_files import gguf, write_gguf
 
 VALUES = {
     "general.name": "ä 漢", "general.tags": ["a", "", "ö"], "general.flag": True, "general.most": 2**32 - 1,

@@ -8,6 +8,7 @@ import copy
 import pytest
 import torch
 from specdec.models.cached_model import CachedModel
+from specdec.models.linear import with_native_linear
 from specdec.models.native_parts import NativeAngles, NativeGated, NativeRMSNorm, with_native_parts
 from support.feeding import feed
 from support.model_types import CASES, model_of
@@ -107,3 +108,20 @@ def test_without_native_code_nothing_changes(monkeypatch):
     monkeypatch.setattr("specdec.models.native_parts.has_native", lambda: False)
     model = tiny_model()
     assert with_native_parts(model) is model
+
+
+@pytest.mark.parametrize("case", ["llama", "gemma3_text", "glm4"])
+def test_on_another_device_nothing_changes(case):
+    """The meta device stands for a GPU: what is ours raises there as well."""
+    model = copy.deepcopy(model_of(case)).to("meta")
+    assert with_native_parts(with_native_linear(model)) is model
+
+
+def test_parts_that_were_moved_compute_as_the_model_does():
+    """As of a model that stores bfloat16 and is moved to a GPU after it was loaded."""
+    model = copy.deepcopy(tiny_model())
+    moved = with_native_parts(with_native_linear(model)).to("meta")
+    assert {"norm", "angles", "silu"} <= changed(model, moved)
+    with torch.inference_mode():
+        logits = moved(torch.zeros(2, 3, dtype=torch.int64, device="meta")).logits
+    assert logits.shape == (2, 3, model.config.vocab_size)

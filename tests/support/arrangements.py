@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from specdec_kernels import SamplingParams, draft_step
 from specdec_kernels.ops import RULES
 from specdec_kernels.testing import StepInputs, device_of
+from specdec_kernels.testing.inputs import mapped
 
 INF, NAN = float("inf"), float("nan")
 
@@ -55,10 +59,18 @@ def step(target: list, tokens: list, draft: list | None, n: int, temperature: fl
     )
 
 
+def on_backend(operation: Callable[..., Any], *arguments: Any, backend: str, **options: Any) -> Any:
+    """What an operation returns for these arguments, computed where ``backend`` runs, and moved to the CPU."""
+    device = device_of(backend)
+    arguments = mapped(arguments, lambda t: t.to(device))
+    options = {name: mapped(value, lambda t: t.to(device)) for name, value in options.items()}
+    out = operation(*arguments, **options, backend=backend)
+    return type(out)(*(None if t is None else t.cpu() for t in out))
+
+
 def drafted(backend: str, logits: torch.Tensor, temperature: float = 1.0, **options):
     arguments = {"seed": 0, "position": 0, "offset": 0, **options}
-    out = draft_step(logits.to(device_of(backend)), SamplingParams(temperature), **arguments, backend=backend)
-    return type(out)(*(None if t is None else t.cpu() for t in out))
+    return on_backend(draft_step, logits, SamplingParams(temperature), **arguments, backend=backend)
 
 
 def padded_rows(t: torch.Tensor) -> torch.Tensor:

@@ -10,8 +10,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-# These operations wait for the device, so a capture would fail.
-SYNCHRONISING = {"_local_scalar_dense", "nonzero", "equal", "is_nonzero", "item", "unique", "_unique2", "masked_select"}
+# A capture would fail, as these operations wait for the device, and the last one copies numbers of Python to it.
+SYNCHRONISING = {
+    "_local_scalar_dense", "nonzero", "equal", "is_nonzero", "item", "unique", "_unique2", "masked_select", "lift_fresh",
+}  # fmt: skip
 
 
 class Synchronised(RuntimeError):

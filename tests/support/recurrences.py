@@ -3,6 +3,7 @@ beginning of its text in float64 without windows or states that are kept."""
 
 from __future__ import annotations
 
+import functools
 import zlib
 from dataclasses import dataclass, field
 from typing import Any
@@ -90,6 +91,11 @@ class Convolution(Layer):
         weight, bias = numbers((self.channels, self.taps), "weight"), numbers((self.channels,), "bias")
         return weight, bias if self.bias else None
 
+    @functools.cached_property
+    def placed(self) -> list[torch.Tensor | None]:
+        """The same where the backend runs, copied there once: not while a graph is captured."""
+        return [None if w is None else self.here(w.to(self.dtype)) for w in self.weights()]
+
     def inputs(self, token: int) -> list[torch.Tensor]:
         return [numbers((self.channels,), "x", token)]
 
@@ -104,8 +110,7 @@ class Convolution(Layer):
         if not self.held:
             shape = self.rows, self.window + self.taps - 1, self.channels
             self.held = [self.here(torch.full(shape, float("nan"), dtype=self.dtype))]
-        weight, bias = (None if w is None else self.here(w.to(self.dtype)) for w in self.weights())
-        return conv_window(self.held[0], inputs[0], weight, bias, feed, silu=self.silu, backend=self.backend)
+        return conv_window(self.held[0], inputs[0], *self.placed, feed, silu=self.silu, backend=self.backend)
 
 
 @dataclass
@@ -157,6 +162,12 @@ class Ssd(Layer):
         shape = (self.heads, self.states) if self.by_number else (self.heads,)
         return -numbers(shape, "A").exp(), numbers((self.heads,), "D") if self.skip else None
 
+    @functools.cached_property
+    def placed(self) -> list[torch.Tensor | None]:
+        """The same where the backend runs, copied there once: not while a graph is captured."""
+        wide = torch.promote_types(self.dtype, torch.float32)
+        return [None if c is None else self.here(c.to(wide)) for c in self.constants()]
+
     def inputs(self, token: int) -> list[torch.Tensor]:
         x, dt = numbers((self.heads, self.size), "x", token), numbers((self.heads,), "dt", token).abs() * 0.5
         return [x, dt, *(numbers((self.groups, self.states), name, token) for name in "BC")]
@@ -176,9 +187,7 @@ class Ssd(Layer):
     def run(self, inputs: list[torch.Tensor], feed: Feed) -> torch.Tensor:
         if not self.held:
             self.held = [spoiled(SsdState.empty(self.rows, self.window, *inputs[:3]))]
-        wide = torch.promote_types(self.dtype, torch.float32)
-        constants = (None if c is None else self.here(c.to(wide)) for c in self.constants())
-        return ssd_step(self.held[0], *inputs, *constants, feed, backend=self.backend)
+        return ssd_step(self.held[0], *inputs, *self.placed, feed, backend=self.backend)
 
 
 def spoiled(state):

@@ -77,9 +77,16 @@ class TableTrees(Drafter, DraftSession):
             none = (token == self.barren) | (token < 0)
             tokens[:, children] = drawn.tokens.masked_fill(none[:, None], -1)
             status[:, node + 1] = drawn.status
-        shape = torch.tensor(parents, device=tokens.device)
+        shape = _on_device(tuple(parents), tokens.device)
         q = {"logits": logits, "d2t": self.d2t} if sampled else {}
         return Drafts(tokens, shape, **q, status=status)
+
+
+@functools.cache
+def _on_device(parents: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """Copied once, in a step before the one that is captured: a capture cannot copy numbers of Python."""
+    with torch.inference_mode(False):
+        return torch.tensor(parents, device=device)
 
 
 @torch.no_grad()

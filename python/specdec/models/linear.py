@@ -31,7 +31,7 @@ class NativeLinear(nn.Linear):
         return self.weight.to(dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if x.dtype != torch.float32 or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+        if not is_ours(x) or torch.is_autocast_enabled("cpu"):
             return F.linear(x, self.weight_as(x.dtype), self.bias)
         beside = vars(self).get("beside")
         if beside is not None and x.dim() == 3:
@@ -85,6 +85,11 @@ def with_native_linear(model: M) -> M:
 def has_native() -> bool:
     native: Any = build_info()["native"]
     return "missing" not in native
+
+
+def is_ours(x: torch.Tensor) -> bool:
+    """Whether operations of our own compute with what a module is given: float32 on a CPU, without gradients."""
+    return x.dtype == torch.float32 and x.device.type == "cpu" and not torch.is_grad_enabled()
 
 
 def is_native(model: nn.Module) -> bool:

@@ -18,7 +18,7 @@ from torch import nn
 from specdec_kernels import gated, rms_norm, rope_angles, rotate
 
 from .copied_modules import reclass, with_globals, with_modules
-from .linear import has_native
+from .linear import has_native, is_ours
 
 M = TypeVar("M", bound=nn.Module)
 ROTARY = "apply_rotary_pos_emb"
@@ -34,15 +34,17 @@ class NativeRMSNorm:
 
     def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
         weight = getattr(self, "weight", None)
-        if x.dtype != torch.float32 or torch.is_grad_enabled() or (weight is not None and weight.dtype != x.dtype):
+        if not is_ours(x) or (weight is not None and weight.dtype != x.dtype):
             return super().forward(x)  # type: ignore[misc]
         return rms_norm(x, weight, getattr(self, self.epsilon_name), offset=self.offset)
 
 
 def with_native_parts(model: M) -> M:
-    """Returns ``model`` with the norms, rotary embeddings and gated layers that are recognised; ``model`` itself if
-    there is none, or no native code. The model is not changed; see :func:`.copied_modules.with_modules`."""
-    if not has_native():
+    """Returns ``model``, on a CPU, with the norms, rotary embeddings and gated layers that are recognised; ``model``
+    itself if there is none, or no native code, or if it is on another device. The model is not changed; see
+    :func:`.copied_modules.with_modules`."""
+    # Not all of these have weights, which would say where they are.
+    if not has_native() or any(parameter.device.type != "cpu" for parameter in model.parameters()):
         return model
     # What rotates has norms inside; norms, angles and gated layers have nothing inside that is exchanged as well.
     return with_modules(with_modules(model, _with_rotation), _norm_angles_or_gated)
@@ -59,7 +61,7 @@ def _norm(module: nn.Module) -> nn.Module | None:
     if len(names) != 1 or module._modules or not parameters.keys() <= {"weight"} or "forward" in vars(module):
         return None
     weight = parameters.get("weight")
-    if weight is not None and (weight.device.type, weight.dtype, weight.dim()) != ("cpu", torch.float32, 1):
+    if weight is not None and (weight.dtype, weight.dim()) != (torch.float32, 1):
         return None
     kind: Any = type(module)
     offset = _offset_of(kind, names[0], weight is not None)
@@ -111,9 +113,8 @@ def _rotary(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns what computes ``function`` by our operation where it can."""
 
     def rotary(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *args: Any, **kwargs: Any):
-        plain = not args and not kwargs and not torch.is_grad_enabled() and q.dim() == 4 and cos.dim() == 3
-        of_float32 = all(x.dtype == torch.float32 and x.device.type == "cpu" for x in (q, k, cos, sin))
-        if not plain or not of_float32 or cos.shape[-1] != q.shape[-1]:
+        plain = not args and not kwargs and q.dim() == 4 and cos.dim() == 3
+        if not plain or not all(map(is_ours, (q, k, cos, sin))) or cos.shape[-1] != q.shape[-1]:
             return function(q, k, cos, sin, *args, **kwargs)
         return rotate(q, cos, sin), rotate(k, cos, sin)
 
@@ -139,7 +140,7 @@ class NativeAngles:
 
     def forward(self: Any, x: torch.Tensor, position_ids: torch.Tensor, layer_type: str | None = None):
         kind = "" if layer_type is None else f"{layer_type}_"
-        if x.dtype != torch.float32 or position_ids.dim() != 2 or torch.is_grad_enabled():
+        if not is_ours(x) or position_ids.dim() != 2:
             return super().forward(x, position_ids, *([] if layer_type is None else [layer_type]))  # type: ignore[misc]
         scale = getattr(self, f"{kind}attention_scaling")
         return rope_angles(position_ids, getattr(self, f"{kind}inv_freq"), scale=scale)
@@ -189,7 +190,7 @@ class NativeGated:
     activation: Literal["silu", "gelu_tanh"]
 
     def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
-        if x.dtype != torch.float32 or x.dim() != 3 or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+        if not is_ours(x) or x.dim() != 3 or torch.is_autocast_enabled("cpu"):
             return super().forward(x)  # type: ignore[misc]
         return self.down_proj(gated(self.gate_proj(x), self.up_proj(x), self.activation))
 

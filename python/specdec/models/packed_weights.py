@@ -48,7 +48,7 @@ class StoredEmbedding:
         few: Any = copy.copy(self)  # its own forward, over a table of these rows
         few._parameters = {**few._parameters, "weight": rows}
         few.padding_idx = None
-        return few.forward(torch.arange(tokens.numel()).view(tokens.shape))
+        return few.forward(torch.arange(tokens.numel(), device=tokens.device).view(tokens.shape))
 
     def rows(self, tokens: torch.Tensor) -> torch.Tensor | None:
         """Returns the rows [n, width] of the table for tokens [n]; None: the table is of the dtype that it computes
