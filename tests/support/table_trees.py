@@ -75,7 +75,7 @@ class TableTrees(Drafter, DraftSession):
                 backend=self.batch.backend,
             )
             none = (token == self.barren) | (token < 0)
-            tokens[:, children] = drawn.tokens.masked_fill(none[:, None], -1)
+            tokens[:, _on_device(tuple(children), tokens.device)] = drawn.tokens.masked_fill(none[:, None], -1)
             status[:, node + 1] = drawn.status
         shape = _on_device(tuple(parents), tokens.device)
         q = {"logits": logits, "d2t": self.d2t} if sampled else {}
@@ -83,10 +83,10 @@ class TableTrees(Drafter, DraftSession):
 
 
 @functools.cache
-def _on_device(parents: tuple[int, ...], device: torch.device) -> torch.Tensor:
+def _on_device(numbers: tuple[int, ...], device: torch.device) -> torch.Tensor:
     """Copied once, in a step before the one that is captured: a capture cannot copy numbers of Python."""
     with torch.inference_mode(False):
-        return torch.tensor(parents, device=device)
+        return torch.tensor(numbers, device=device)
 
 
 @torch.no_grad()
