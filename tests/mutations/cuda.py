@@ -4,17 +4,6 @@ from .mutation import Mutation, mutations
 
 MUTATIONS: list[Mutation] = [
     *mutations(
-        "csrc/cuda/by_rows.h",
-        "tests/simt/test_by_rows.py",
-        {
-            "cuda-row-decided-before-it-is-measured": ("    if (!window->behind) window->wait();\n", ""),
-            "cuda-rows-joint-ratio-of-one-draft": (
-                "      w = joint_ratio(w, row.log_p, row.log_q);",
-                "      w = joint_ratio(1.0f, row.log_p, row.log_q);",
-            ),
-        },
-    ),
-    *mutations(
         "csrc/cuda/measure.h",
         "tests/kernels/test_parity.py -k cuda",
         {
@@ -42,20 +31,6 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "csrc/cuda/window.h",
-        "tests/simt/test_by_rows.py",
-        {
-            "cuda-rows-overwritten-while-they-are-read": (
-                "    simt::sync_warp();  // all lanes have read the slots\n",
-                "",
-            ),
-            "cuda-row-before-the-next-is-brought-back": (
-                "replace_next(s.target_row(j + 1))",
-                "replace_next(s.target_row(j))",
-            ),
-        },
-    ),
-    *mutations(
         "csrc/cuda/select.h",
         "tests/kernels/test_filters.py tests/kernels/test_parity.py -k cuda",
         {
@@ -68,12 +43,12 @@ MUTATIONS: list[Mutation] = [
         "tests/kernels/test_parity.py -k cuda",
         {
             "cuda-rows-decided-before-they-are-measured": (
-                "  if (fused) measure_rows(s, place);\n  simt::sync_cluster();",
-                "  if (fused) measure_rows(s, place);\n  simt::sync_block();",
+                "  simt::sync_cluster();\n  decide_step",
+                "  simt::sync_block();\n  decide_step",
             ),
             "cuda-waits-where-it-has-not-arrived": (
-                "  simt::arrive_only();\n  const Place place",
-                "  const Place place",
+                "  if (params.measures()) simt::arrive_only();\n",
+                "",
             ),
             "cuda-race-in-position-and-offset": (
                 "noise = {noise.seed, noise.position + noise.offset, 0};",
