@@ -5,7 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
-from results import Missing, Results
+from report import ROOT
+from results import BY_NAME, Missing, Results
 
 MARK = " †"  # at every row of a result that is stale
 STALE = "† Measured before the code that it times was changed."
@@ -56,6 +57,8 @@ def not_measured(missing: Missing) -> str:
 
 def hardware(result: Mapping) -> str:
     """What a result was measured on. The kernels' instruction set may be another one than torch's."""
+    if result.get("device") == "cuda":
+        return f"{result['hardware']['gpu']}, driver {result['hardware']['gpu_driver']}"
     threads = result["threads"]
     kernels, torch_has = result["instruction_set"], result["hardware"]["cpu_capability"].lower()
     instructions = kernels if torch_has == kernels else f"{kernels}, torch: {torch_has}"
@@ -80,5 +83,6 @@ def source(results: Results, *names: str) -> str:
     for name in names:
         r = results[name]
         command = r["command"].split(" --json ")[0].removesuffix(" --json")  # without the file that it wrote
-        said.append(f"`bench/results/cpu/{name}.json`: `{command}`, {made(r)}, {hardware(r)}, {software(r)}.")
+        path = BY_NAME[name].path().relative_to(ROOT)
+        said.append(f"`{path}`: `{command}`, {made(r)}, {hardware(r)}, {software(r)}.")
     return " ".join(said + ([STALE] if any(map(results.is_stale, names)) else []))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from figures import mark, milliseconds, page, source, spread, table, times_faster
+from cases import GOALS
+from figures import mark, milliseconds, number, page, source, spread, table, times_faster
 from results import Results
 
 SHOWN = (32000, 128256)  # vocabularies; the JSON may have more
@@ -78,6 +79,36 @@ def settings(results: Results) -> str:
     )
     marked = mark(results, "settings")
     return page(table([*head, "the same, all accepted", *_head(["transformers"])], rows, marked), said)
+
+
+def _microseconds(seconds: float | None) -> str:
+    return "" if seconds is None else f"{number(1e6 * seconds)} us"
+
+
+def goals(results: Results) -> str:
+    """Verification on a GPU: our kernels beside their goals, the floor and others', as replayed graphs on inputs that no
+    cache holds. transformers' function, which no graph can hold, is called from Python, and so is ours beside it."""
+    r = results["goals"]
+    rows = []
+    for row in r["rows"]:
+        name, drafts = row["goal"], "typical" if row["drafts"] == "typical" else "all accepted"
+        floor = row["cases"][name]["floor_seconds"]["stats"]["floor_all_rows"]
+        times = [row["seconds"].get(f"{ours}+stats [cold]", {}).get("median") for ours in ("cuda", "triton")]
+        beside = [f"cuda+stats [cold]/{peer} [cold]" for peer in ("flashinfer", "eager")] + ["cuda+stats/transformers"]
+        faster = [number(1 / row["ratios"][key]["median"]) if key in row["ratios"] else "" for key in beside]
+        shown = [_microseconds(seconds) for seconds in (floor, row.get("goal_seconds"), *times)]
+        rows.append([f"`{name}`", drafts, *shown, *faster])
+    head = ["case", "drafts", "floor", "goal", "`cuda`", "`triton`"]
+    head += [f"times as fast as {peer}" for peer in ("FlashInfer", "eager PyTorch", "transformers")]
+    there = {row["goal"] for row in r["rows"]}
+    missing = [f"`{case.name}`" for case in GOALS if case.name not in there]
+    left_out = f"Not reached in the time that there was: {', '.join(missing)}. " if missing else ""
+    said = (
+        f"Times are medians of replayed graphs on inputs that no cache holds; transformers is called from Python, and "
+        f"so is `cuda` beside it. The floor is the bytes of all rows over the bandwidth of copying "
+        f"({r['bandwidth']['copy'] / 1e12:.2f} TB/s). {left_out}{source(results, 'goals')}"
+    )
+    return page(table(head, rows, mark(results, "goals")), said)
 
 
 def drafts(results: Results) -> str:

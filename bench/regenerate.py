@@ -1,4 +1,4 @@
-"""Makes the results that pages cite, on a CPU, and says which are older than the code that they measure.
+"""Makes the results that pages cite, and says which are older than the code that they measure.
 
     python bench/regenerate.py                        # all that are not fresh
     python bench/regenerate.py lengths --again        # one of them, fresh or not
@@ -35,7 +35,7 @@ def make(result: Result, path: Path) -> str | None:
         environment["SPECDEC_CPU_ISA"] = result.instruction_set
     command = result.arguments(path)
     # Before it runs: the code that runs is that of now.
-    about = {**stamp(torch.device("cpu"), command), "sources": digests(result.sources)}
+    about = {**stamp(torch.device("cpu" if result.gpu is None else "cuda"), command), "sources": digests(result.sources)}
     shutil.rmtree(result.folder, ignore_errors=True)  # a benchmark would go on from the rounds of other code
     result.folder.parent.mkdir(parents=True, exist_ok=True)
     output = subprocess.PIPE if result.printed else None
@@ -67,7 +67,7 @@ def leave_out(content: Any, path: Sequence[str]) -> None:
 def show(states: dict[Result, str], folder: Path) -> None:
     table = Table("result", "minutes", "state", "command")
     for result, now in states.items():
-        table.add_row(result.name, f"{result.minutes:g}", now, result.line(folder / f"{result.name}.json"))
+        table.add_row(result.name, f"{result.minutes:g}", now, result.line(result.path(folder)))
     Console(width=None if sys.stdout.isatty() else 220).print(table)
 
 
@@ -85,7 +85,7 @@ def main(
     """
     folder = folder.absolute()
     asked = [BY_NAME[name] for name in read_names("names", ",".join(names or BY_NAME), BY_NAME)]
-    states = {result: state(result, folder / f"{result.name}.json") for result in asked}
+    states = {result: state(result, result.path(folder)) for result in asked}
     if stale or list_only:
         shown = {r: now for r, now in states.items() if list_only or now != FRESH}
         show(shown, folder)
@@ -95,7 +95,8 @@ def main(
         if (lack := result.lacks()) is not None:
             not_made[result.name], failed = lack, failed or bool(names)
             continue
-        path = folder / f"{result.name}.json"
+        path = result.path(folder)
+        path.parent.mkdir(parents=True, exist_ok=True)
         console.rule(f"{result.name}, after {(time.monotonic() - begun) / 60:.1f} minutes: {result.line(path)}")
         if (why := make(result, path)) is not None:
             not_made[result.name], failed = why, True

@@ -9,18 +9,21 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from report import ROOT
 
-FOLDER = ROOT / "bench" / "results" / "cpu"
+FOLDER = ROOT / "bench" / "results" / "cpu"  # those of GPUs have folders beside it
 FRESH = "fresh"
 PROSE_AND_BUILT = (".md", ".so", ".pyc")  # what no digest looks at
 
 KERNELS = ("setup.py", "csrc/*.*", "csrc/core", "csrc/cpu", "specdec_kernels/*.py", "specdec_kernels/backends/*.py")
 OF_KERNELS = (*KERNELS, "bench/measure.py", "bench/bench_kernels.py", "bench/cases.py", "bench/peers.py")
+ON_A_GPU = ("csrc/*.*", "csrc/core", "csrc/cuda", "specdec_kernels/*.py", "specdec_kernels/backends")
+OF_CUDA = (*ON_A_GPU, "bench/measure.py", "bench/bench_kernels.py", "bench/cases.py", "bench/peers.py")
 RECURRENT = (*KERNELS, "bench/measure.py", "bench/bench_recurrent.py")
 SAMPLING = tuple(f"sampling/{name}.py" for name in ("params", "processors", "token_table", "grammar_masks"))
 ROOMS = ("decoder.py", "prompts.py", *SAMPLING, "models", "drafters", "loop")
@@ -81,6 +84,7 @@ class Result:
         instruction_set: of the C++ kernels; None: the best that the machine has.
         without: parts of a printed JSON that are left out; lists on the way are gone through.
         models: the folders and files of MADE_BY that it needs.
+        gpu: the one that it is made on, and the name of its folder.
     """
 
     name: str
@@ -90,9 +94,16 @@ class Result:
     instruction_set: str | None = None
     without: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
+    gpu: str | None = None
+
+    def path(self, folder: Path = FOLDER) -> Path:
+        """``folder``: of the results of CPUs."""
+        return (folder if self.gpu is None else folder.parent / self.gpu) / f"{self.name}.json"
 
     def lacks(self) -> str | None:
-        """The models that it needs and that are not there, and what makes them; None: all are there."""
+        """What it needs and is not there, and for models what makes them; None: all is there."""
+        if self.gpu is not None and not torch.cuda.is_available():
+            return f"no {self.gpu.upper()}"
         missing = [model for model in self.models if not (ROOT / model).exists()]
         return f"no {', '.join(missing)}: {' && '.join(MADE_BY[model] for model in missing)}" if missing else None
 
@@ -150,6 +161,10 @@ RESULTS = (
     Result("recurrent", f"{RECURRENT_STEP} 1 --json {{json}}", RECURRENT, 2),
     Result("recurrent.avx2", f"{RECURRENT_STEP} 1 --json {{json}}", RECURRENT, 2, "avx2"),
     Result("recurrent.two_threads", f"{RECURRENT_STEP} 2 --json {{json}}", RECURRENT, 2),
+    Result(
+        "goals", "bench/bench_kernels.py goals --device cuda --seconds 1.2 --compile-seconds 0 --json {json}", OF_CUDA, 2,
+        gpu="h200",
+    ),
     Result("verify", "-m specdec verify --samples 512 --json", VERIFY, 1),
     Result("verify.bfloat16", "-m specdec verify --dtype bfloat16 --check greedy --check coupled --json", VERIFY, 1),
     of_real("smollm2", 14, NO_DRAFT, "--dtype float32 --max-new-tokens 128 --repeats 2"),
@@ -225,6 +240,11 @@ def digests(paths: Sequence[str], root: Path = ROOT) -> dict[str, str]:
     return found
 
 
+def is_whole(result: Result, content: Mapping) -> bool:
+    """A GPU is lent for minutes, so of its results every row counts. Figures say which are not there."""
+    return bool(content.get("complete") or (result.gpu is not None and content.get("rows")))
+
+
 def state(result: Result, path: Path, root: Path = ROOT) -> str:
     """Returns FRESH, or why the file has to be made (again)."""
     try:
@@ -233,7 +253,7 @@ def state(result: Result, path: Path, root: Path = ROOT) -> str:
         return "missing"
     except json.JSONDecodeError:
         return "no JSON"
-    if content.get("quick") or not content.get("complete"):
+    if content.get("quick") or not is_whole(result, content):
         return "incomplete"
     if result.instruction_set not in (None, content.get("instruction_set")):
         return f"made with {content.get('instruction_set')}"
@@ -260,9 +280,9 @@ class Results:
             Missing: there is no such file, it is not whole, or it comes from a smoke run.
         """
         if name not in self._read:
-            path = self.folder / f"{name}.json"
+            path = BY_NAME[name].path(self.folder)
             content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-            if not content.get("complete") or content.get("quick"):
+            if not is_whole(BY_NAME[name], content) or content.get("quick"):
                 raise Missing(name)
             self._read[name] = content
         return self._read[name]
@@ -270,5 +290,5 @@ class Results:
     def is_stale(self, name: str) -> bool:
         """Whether what the result measured has changed since."""
         if name not in self._stale:
-            self._stale[name] = state(BY_NAME[name], self.folder / f"{name}.json", self.root) != FRESH
+            self._stale[name] = state(BY_NAME[name], BY_NAME[name].path(self.folder), self.root) != FRESH
         return self._stale[name]

@@ -50,6 +50,7 @@ FIGURES: dict[str, Callable[[Results], str]] = {
     "speculative_step": kernels.steps("speculative_step"),
     "speculative_step.avx2": kernels.steps("speculative_step.avx2", (128256,)),
     "settings": kernels.settings,
+    "goals": kernels.goals,
     "draft_step": kernels.drafts,
     "recurrent": kernels.recurrent("recurrent"),
     "recurrent.avx2": kernels.recurrent("recurrent.avx2"),

@@ -130,7 +130,8 @@ void launch(void (*measure)(Work<Params, Memory>), void (*decide)(Work<Params, M
   const Machine machine = current_machine(decide, items.warps * kWarp);
   const Launches how = launches;
   if constexpr (requires { Memory::to_measure(params); }) {
-    if (how == Launches::kPlanned && machine.has_clusters &&
+    // With more sequences than multiprocessors, one measures while another decides, and one launch is faster.
+    if (how == Launches::kPlanned && machine.has_clusters && params.batch <= machine.multiprocessors &&
         launch_measured(decide, params, items, machine, stream, allocate)) {
       return;
     }

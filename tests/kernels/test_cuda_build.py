@@ -23,12 +23,14 @@ ARCHITECTURES = {f"sm_{each.removesuffix('+PTX').replace('.', '')}" for each in 
 KERNELS = {
     f"{name}_kernel"
     for name in (
-        "draft_measure", "draft_step", "speculative_measure", "speculative_rows", "speculative_step",
-        "children_measure", "draft_children", "verify_tree",
+        "draft_measure", "draft_step", "speculative_measure", "speculative_step", "children_measure", "draft_children",
+        "verify_tree", "statistics",
     )
 }  # fmt: skip
 # 65536 of a multiprocessor, divided among 12 warps, or two blocks of 6; those of verify_tree have 8, or 4
-REGISTERS = dict.fromkeys(KERNELS, 168) | {"verify_tree_kernel": 255}
+REGISTERS = dict.fromkeys(KERNELS, 168) | {"verify_tree_kernel": 255, "statistics_kernel": 80}
+# A number or two of float32 rows that begin anywhere, so that six blocks share a multiprocessor.
+SPILLED = {"statistics_kernel": 8}
 # Of kernels that are launched alike on every GPU: for 16 warps, or for 8 where a tile is large (csrc/cuda/recurrence.h)
 RECURRENT = {
     "conv_window_kernel<4>": 128, "conv_window_kernel<16>": 128, "delta_step_kernel<8>": 128,
@@ -77,7 +79,8 @@ def test_registers_and_memory(built):
         (kernel, architecture) for kernel in (*KERNELS, *RECURRENT) for architecture in ARCHITECTURES
     }
     for which, report in found.items():
-        assert [report[name] for name in ("stack", "spill_stores", "spill_loads", "static_shared")] == [0] * 4, which
+        spilled = max(report[name] for name in ("stack", "spill_stores", "spill_loads"))
+        assert spilled <= SPILLED.get(which[0], 0) and report["static_shared"] == 0, which
         most = REGISTERS_SPLIT if which[1] in SPLIT else REGISTERS.get(which[0])
         assert 0 < report["registers"] <= RECURRENT.get(which[0], most), which
 

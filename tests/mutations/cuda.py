@@ -12,6 +12,21 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
+        "csrc/cuda/statistics_kernel.h",
+        "tests/kernels/test_parity.py -k cuda",
+        {
+            "cuda-statistics-of-drafts-over-the-targets": (
+                "int64_t{i} * params.blocks + block",
+                "int64_t{j} * params.blocks + block",
+            ),
+        },
+    ),
+    *mutations(
+        "csrc/cuda/row_draws.h",
+        "tests/kernels/test_parity.py -k cuda",
+        {"cuda-last-statistics-not-loaded": ("i < granules; i +=", "i + 1 < granules; i +=")},
+    ),
+    *mutations(
         "csrc/cuda/walk.h",
         "tests/kernels/test_parity.py -k cuda",
         {

@@ -173,6 +173,8 @@ def compile_variants(target: GPUTarget, few: bool) -> None:
         random_tree_step, (-1, -1, 0, 1, 2, 2), 2, 128_256, rule="token", dtype=torch.bfloat16, drafter="cpu"
     )
     filters, penalties = {"top_k": 50, "top_p": 0.9, "min_p": 0.1}, {"table": 9, "repetition_penalty": 1.1}
+    # Of its own arguments none is left out, as a batch's with drafts of different lengths.
+    every_pointer = step(stats=True).replace(num_drafts=torch.tensor([1, 3]))
     if few:
         coupled = step(rule="coupled", allowed=0.5, **filters, **penalties).replace(masked_drafts=3)
         block = coupled.replace(rule="block")
@@ -181,8 +183,10 @@ def compile_variants(target: GPUTarget, few: bool) -> None:
         verify(block)
         verify(coupled)
         tree(fork(), rules=("block",))
+        verify(every_pointer)
         return
     full = verify(step(draft_dtype=torch.float16, stats=True))
+    verify(every_pointer)
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         draft(full, full.target_logits[:, 0].to(dtype))
     draft(step(**filters), full.target_logits[:, 0])

@@ -47,6 +47,7 @@ class Step(NamedTuple):
     draft_lse_ptr: Any
     num_drafts_ptr: Any  # [B]; None: all K drafts count
     num_drafts: Any  # K
+    nothing: None = None  # Triton 3.6 loses the constants of ``target`` and ``draft`` if there is none beside them
 
 
 @triton.jit
