@@ -35,7 +35,10 @@ def make(result: Result, path: Path) -> str | None:
         environment["SPECDEC_CPU_ISA"] = result.instruction_set
     command = result.arguments(path)
     # Before it runs: the code that runs is that of now.
-    about = {**stamp(torch.device("cpu" if result.gpu is None else "cuda"), command), "sources": digests(result.sources)}
+    about = {
+        **stamp(torch.device("cpu" if result.gpu is None else "cuda"), command),
+        "sources": digests(result.sources),
+    }
     shutil.rmtree(result.folder, ignore_errors=True)  # a benchmark would go on from the rounds of other code
     result.folder.parent.mkdir(parents=True, exist_ok=True)
     output = subprocess.PIPE if result.printed else None

@@ -13,7 +13,7 @@ MUTATIONS: list[Mutation] = [
     ),
     *mutations(
         "csrc/cuda/statistics_kernel.h",
-        "tests/kernels/test_parity.py -k cuda",
+        "tests/simt/test_measured.py",
         {
             "cuda-statistics-of-drafts-over-the-targets": (
                 "int64_t{i} * params.blocks + block",
@@ -23,7 +23,7 @@ MUTATIONS: list[Mutation] = [
     ),
     *mutations(
         "csrc/cuda/row_draws.h",
-        "tests/kernels/test_parity.py -k cuda",
+        "tests/simt/test_measured.py",
         {"cuda-last-statistics-not-loaded": ("i < granules; i +=", "i + 1 < granules; i +=")},
     ),
     *mutations(

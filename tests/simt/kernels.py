@@ -23,9 +23,9 @@ from specdec_kernels.ops import RULES, SamplingTensors
 
 HERE = Path(__file__).parent
 SOURCES = (HERE, HERE.parents[1] / "csrc" / "core", HERE.parents[1] / "csrc" / "cuda")
-# Launches, used in turn: blocks in a cluster, threads in a block, slots of a warp, and whether a launch before measures.
-# Negative blocks: a split launch in which this many blocks measure a sequence. Negative slots: one for each block of
-# logits.
+# Launches, used in turn: blocks in a cluster, threads in a block, slots of a warp, and whether a launch before them
+# measures. Negative blocks: a split launch in which this many blocks measure a sequence. Negative slots: one for each
+# block of logits.
 GRIDS = [
     {"blocks": blocks, "threads": threads, "slots": slots, "measured": measured}
     for blocks, threads, slots, measured in (
