@@ -86,8 +86,8 @@ def _microseconds(seconds: float | None) -> str:
 
 
 def goals(results: Results) -> str:
-    """Verification on a GPU: our kernels beside their goals, the floor and others', as replayed graphs on inputs that no
-    cache holds. transformers' function, which no graph can hold, is called from Python, and so is ours beside it."""
+    """Verification on a GPU: our kernels beside their goals, the floor and others', as replayed graphs. transformers'
+    function, which no graph can hold, is called from Python, and so is ours beside it."""
     r = results["goals"]
     rows = []
     for row in r["rows"]:

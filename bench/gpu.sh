@@ -91,14 +91,14 @@ profile() { # GOAL SECONDS: what ncu sees of one launch, as a report, and as tab
   step "ncu-$1" "$2" ncu --clock-control none --set full --kernel-name regex:speculative_step_kernel --launch-skip 4 \
     --launch-count 1 -f -o "$report" "$python" bench/watched_step.py "$1" --device "$device" "${quick[@]}" || return
   [[ ! -e $report.ncu-rep ]] || for page in details source; do
-    timeout 10 ncu --import "$report.ncu-rep" --page "$page" --csv >"$report.$page.csv" 2>&1
+    timeout 60 ncu --import "$report.ncu-rep" --page "$page" --csv >"$report.$page.csv" 2>&1
   done
 }
 tests() { # NAME SECONDS WHICH: those of the everyday tests that have this in their names
   local parallel=()
   if [[ -n $dry ]] || "$python" -c 'import xdist' 2>/dev/null; then parallel=(-n "$(($(nproc) < 8 ? $(nproc) : 8))"); fi
-  step "$1" "$2" "$python" -m pytest -v --tb=short -p no:cacheprovider --continue-on-collection-errors "${parallel[@]}" -k "$3" \
-    --durations 15 --junitxml="$folder/$1.xml" "${paths[@]}"
+  step "$1" "$2" "$python" -m pytest -v --tb=short -p tests.support.failures_at_once -p no:cacheprovider \
+    --continue-on-collection-errors "${parallel[@]}" -k "$3" --durations 15 --junitxml="$folder/$1.xml" "${paths[@]}"
 }
 decode() { # NAME SECONDS BATCHES TOKENS: what has begun when its time is up may take 60 s more
   local modes=(--modes graphs+deferred,graphs,compiled+graphs+deferred)

@@ -162,8 +162,8 @@ RESULTS = (
     Result("recurrent.avx2", f"{RECURRENT_STEP} 1 --json {{json}}", RECURRENT, 2, "avx2"),
     Result("recurrent.two_threads", f"{RECURRENT_STEP} 2 --json {{json}}", RECURRENT, 2),
     Result(
-        "goals", "bench/bench_kernels.py goals --device cuda --seconds 1.2 --compile-seconds 0 --json {json}", OF_CUDA, 2,
-        gpu="h200",
+        "goals", "bench/bench_kernels.py goals --device cuda --seconds 1.2 --compile-seconds 0 --json {json}", OF_CUDA,
+        2, gpu="h200",
     ),
     Result("verify", "-m specdec verify --samples 512 --json", VERIFY, 1),
     Result("verify.bfloat16", "-m specdec verify --dtype bfloat16 --check greedy --check coupled --json", VERIFY, 1),

@@ -38,8 +38,8 @@ def test_a_launch_fits_its_machine(on, measured):
 
 
 def test_all_of_a_small_batch_stays():
-    """K = 5 drafts over 128256 tokens fit on an H200 in one launch, so every logit is read from memory once. So do those
-    over 50257, of which most rows are not aligned."""
+    """K = 5 drafts over 128256 tokens fit on an H200 in one launch, so every logit is read from memory once. So do
+    those over 50257, of which most rows are not aligned."""
     for vocabulary in (50257, 128256):
         made = plan("H200", 1, 5, vocabulary)
         assert made.blocks == 16 and made.stay, made

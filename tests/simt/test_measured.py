@@ -7,6 +7,7 @@ import pytest
 import torch
 from simt import kernels
 
+from specdec_kernels.ops import RULES
 from specdec_kernels.testing import StepInputs, random_step
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the kernels themselves run")
@@ -49,11 +50,8 @@ def test_steps(rule, form):
 def test_drafts(rule):
     for number, (blocks, threads, _) in enumerate(ARRANGEMENTS):
         inputs = inputs_of(number, rule, "full")
-        logits, rest = (
-            inputs.draft_logits[:, 0],
-            (inputs.seed, inputs.position, 0, ("token", "block", "coupled").index(rule)),
-        )
-        operands = (logits, inputs.sampling(), None, None, None, *rest)
+        rest = (inputs.seed, inputs.position, 0, RULES.index(rule))
+        operands = (inputs.target_logits[:, 0], inputs.sampling(), None, None, None, *rest)
         want = kernels.draft_step(*operands, blocks=2, threads=64)
         got = kernels.draft_step(*operands, blocks=blocks, threads=threads, measured=True)
         for a, b in zip(got, want, strict=True):

@@ -12,7 +12,8 @@ from torch.utils._pytree import tree_flatten
 
 # A capture would fail, as these operations wait for the device, and the last one copies numbers of Python to it.
 SYNCHRONISING = {
-    "_local_scalar_dense", "nonzero", "equal", "is_nonzero", "item", "unique", "_unique2", "masked_select", "lift_fresh",
+    "_local_scalar_dense", "nonzero", "equal", "is_nonzero", "item", "unique", "_unique2", "masked_select",
+    "lift_fresh",
 }  # fmt: skip
 
 

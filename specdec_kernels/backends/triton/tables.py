@@ -1,10 +1,11 @@
 """Launch tables: the number of warps of each kernel, by family of GPUs. Importing this neither times nor asks a driver.
 
 The numbers follow from tile sizes and from the registers that ahead-of-time compilation reports. Of them only those of
-``stats_kernel`` on Hopper were measured: on an H200 one warp for a block takes half the time of four. A kernel that reads blocks of 1024 logits gets 128 threads, each of which loads 8 logits, 16 bytes in
-bfloat16, at once. One that reads 4096 logits gets 256 threads, the fewest with which no register spills when penalties
-and filters are both on. ``tests/support/compile_triton.py`` prints the registers, a test fails if one spills, and
-``bench/tune_triton.py`` times other numbers on a GPU.
+``stats_kernel`` on Hopper were measured: on an H200 one warp for a block takes half the time of four. Else a kernel
+that reads blocks of 1024 logits gets 128 threads, each of which loads 8 logits, 16 bytes in bfloat16, at once. One that
+reads 4096 logits gets 256 threads, the fewest with which no register spills when penalties and filters are both on.
+``tests/support/compile_triton.py`` prints the registers, a test fails if one spills, and ``bench/tune_triton.py`` times
+other numbers on a GPU.
 
 The numbers must not depend on anything that differs between calls with one model, such as B or K: they determine the
 order in which sums are rounded, and the emitted tokens must not change with B or K. No kernel has a loop that Triton
