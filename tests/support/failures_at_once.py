@@ -1,7 +1,5 @@
-"""A plugin for pytest that prints a failure when it happens, since a run that is cut off never gets to its summary.
-
-    pytest -p tests.support.failures_at_once
-"""
+"""A plugin for pytest (``-p tests.support.failures_at_once``) that prints a failure when it happens, since a run that is
+cut off never gets to its summary."""
 
 from __future__ import annotations
 
