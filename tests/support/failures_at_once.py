@@ -1,5 +1,5 @@
-"""A plugin for pytest (``-p tests.support.failures_at_once``) that prints a failure when it happens, since a run that is
-cut off never gets to its summary."""
+"""A plugin for pytest (``-p tests.support.failures_at_once``) that prints a failure when it happens, since a run
+that is cut off never gets to its summary."""
 
 from __future__ import annotations
 
