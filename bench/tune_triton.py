@@ -21,6 +21,7 @@ WARPS, SECONDS = (1, 2, 4, 8, 16), 1.0  # a row, at least 5 rounds
 FILTERS = {"top_k": 50, "top_p": 0.95}
 SETTINGS = {  # kernel: whether of a draft, filters and rule of a call that launches it
     "stats_kernel": (False, {}, "token"),
+    "examine_kernel": (False, {}, "token"),
     "residual_kernel": (False, {}, "token"),
     "filter_kernel": (False, FILTERS, "token"),
     "race_kernel": (False, {}, "coupled"),

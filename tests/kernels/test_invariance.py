@@ -103,6 +103,15 @@ def test_wider_tables_change_nothing(backend, name):
     assert identical(wide.run(backend), inputs.run(backend))
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_table_that_others_need_changes_nothing(backend):
+    """Sequences without an entry in the batch's table have the same results as in a batch without a table, for which a
+    backend may have other kernels."""
+    inputs = random_step(2, 1, 1500, temperature=(0.7, 1.3), log_probs=True, random_state=9)
+    table = random_step(2, 1, 1500, table=0).table._replace(ends=None, first_end=None)
+    assert identical(inputs.replace(table=table).run(backend), inputs.run(backend))
+
+
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("batch", [1, 7])
 def test_threads_change_nothing(batch, rule):

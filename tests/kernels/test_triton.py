@@ -30,9 +30,9 @@ from specdec_kernels.testing import (
 
 TARGETS = {"sm_80": "cuda 80 32", "sm_90": "cuda 90 32", "sm_100": "cuda 100 32", "gfx942": "hip gfx942 64"}
 KERNELS = {
-    "stats_kernel", "filter_kernel", "residual_kernel", "race_kernel", "draft_draw_kernel", "draft_race_kernel",
-    "children_kernel", "verify_tree_kernel", "conv_window_kernel", "delta_step_kernel", "ssd_step_kernel",
-    "store_kernel",
+    "stats_kernel", "filter_kernel", "race_kernel", "examine_kernel", "residual_kernel", "draft_draw_kernel",
+    "draft_race_kernel", "children_kernel", "verify_tree_kernel", "conv_window_kernel", "delta_step_kernel",
+    "ssd_step_kernel", "store_kernel",
 }  # fmt: skip
 INF = float("inf")
 
@@ -58,9 +58,8 @@ def test_compiles_ahead_of_time(target, variants, tmp_path):
     spilled = [re.search(r"(\w+) bytes spilled", line)[1] for line in lines]
     if "unknown" in spilled:
         pytest.skip("compiled; registers are unknown, as this build of Triton has no cuobjdump that runs")
-    # Triton 3.6's assembler spills some, to fit one more program on a multiprocessor of sm_80 and sm_100. On sm_90 a
-    # warp measures a whole block, which has no registers left for penalties, and is twice as fast without.
-    most = 48 if target == "sm_90" else 32 if triton.__version__.startswith("3.6") and target != "gfx942" else 0
+    # Triton 3.6's assembler spills some, to fit one more program on a multiprocessor.
+    most = 32 if triton.__version__.startswith("3.6") and target != "gfx942" else 0
     assert max(map(int, spilled)) <= most, done.stdout
 
 
@@ -68,8 +67,8 @@ def test_launch_table():
     """Every kernel has a number of warps for every family of GPUs: a power of 2, with at most 1024 threads."""
     from specdec_kernels.backends.triton import tables
 
-    assert tables.WARPS.keys() == KERNELS
-    for numbers in tables.WARPS.values():
+    assert tables.WARPS.keys() == KERNELS >= tables.WARPS_WITH_TABLE.keys()
+    for numbers in (*tables.WARPS.values(), *tables.WARPS_WITH_TABLE.values()):
         for family, number in zip(tables.FAMILIES, numbers, strict=True):
             assert number in (1, 2, 4, 8, 16, 32) and number * (64 if family == "amd" else 32) <= 1024
     device = torch.device("cpu")
@@ -122,25 +121,26 @@ def launched(monkeypatch) -> list[str]:
 
 
 def test_launches(launched):
-    """There are two launches, whatever B, K and V, and none for an empty batch."""
+    """A draft takes two launches and a step three, whatever B, K and V; an empty batch takes none."""
     inputs = random_step(2, 2, 1300, temperature=(0.0, 1.0))
     inputs.draft(inputs.draft_logits[:, 0], 0, "triton")
     assert launched == ["stats_kernel", "draft_draw_kernel"]
     inputs.run("triton")
-    assert launched[2:] == ["stats_kernel", "residual_kernel"]
+    assert launched[2:] == ["stats_kernel", "examine_kernel", "residual_kernel"]
     inputs.map(lambda t: t[:0]).run("triton")
-    assert len(launched) == 4
+    assert len(launched) == 5
 
 
 @pytest.mark.parametrize("rule", Rule)
-def test_at_most_three_launches(launched, rule):
-    """With every rule, with and without filters, and with a table."""
+def test_filters_take_one_launch_more(launched, rule):
+    """With every rule, and also with a table."""
     for filters, table in itertools.product(({}, {"top_k": 2}), ({}, {"table": 3})):
         inputs = random_step(1, 1, 5, rule=rule, **filters, **table)
         first = ["stats_kernel", "filter_kernel"] if filters else ["stats_kernel"]
         launched.clear()
         inputs.run("triton")
-        assert launched == [*first, "race_kernel" if rule == "coupled" else "residual_kernel"]
+        last = ["race_kernel", "examine_kernel"] if rule == "coupled" else ["examine_kernel", "residual_kernel"]
+        assert launched == [*first, *last]
         launched.clear()
         inputs.draft(inputs.target_logits[:, 0], 0, "triton")
         assert launched == [*first, "draft_race_kernel" if rule == "coupled" else "draft_draw_kernel"]

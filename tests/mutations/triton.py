@@ -95,18 +95,19 @@ MUTATIONS: list[Mutation] = [
         "specdec_kernels/backends/triton/verify.py",
         "tests/kernels/test_triton.py tests/kernels/test_parity.py -k 'triton and not compiles'",
         {
-            "triton-zero-q-accepted": (
-                "kept = drafted & (log_q != -INFINITY) & accept(",
-                "kept = drafted & accept(",
-                "tests/kernels/test_corners.py -k triton",
-            ),
-            "triton-block-tests-with-the-next-number": (
-                "accept_noise(seed, position, j - 1)",
-                "accept_noise(seed, position, j)",
-            ),
             "triton-one-hot-q-is-empty": (
                 "return tl.where(ids == x, 0.0, -INFINITY)",
                 "return tl.where(ids == x, -INFINITY, -INFINITY)",
+            ),
+        },
+    ),
+    *mutations(
+        "specdec_kernels/backends/triton/examined.py",
+        "tests/kernels/test_corners.py -k triton",
+        {
+            "triton-zero-q-accepted": (
+                "kept = drafted & (log_q != -INFINITY)",
+                "kept = drafted",
             ),
         },
     ),
@@ -125,8 +126,13 @@ MUTATIONS: list[Mutation] = [
         "tests/kernels/test_triton.py -k 'last or scratch'",
         {
             "triton-unneeded-rows-do-not-arrive": (
-                "        race_block(step.target, b, j, block, score_ptr, winner_ptr)\n    if arrives_last(arrivals_ptr, b, num_rows * num_blocks):\n        j, status",
-                "        race_block(step.target, b, j, block, score_ptr, winner_ptr)\n    else:\n        return\n    if arrives_last(arrivals_ptr, b, num_rows * num_blocks):\n        j, status",
+                "arrives_last(arrivals_ptr, b, limit + 1)",
+                "arrives_last(arrivals_ptr, b, num_rows)",
+            ),
+            "triton-block-tests-with-the-next-number": (
+                "accept_noise(seed, position, j - 1)",
+                "accept_noise(seed, position, j)",
+                "tests/kernels/test_triton.py tests/kernels/test_parity.py -k 'triton and not compiles'",
             ),
         },
     ),

@@ -144,11 +144,21 @@ def inverse(temperature):
 
 
 @triton.jit
+def sum_of_block(weights):
+    """The sum of a block's weights, none of which is above 1, with the same bits whatever the number of warps: that
+    may differ between kernels with and without a ``TokenTable``, which must not change the sequences beside its own.
+    The 32 numbers of a sum along the last dimension are in one warp. Their sums are added as integers, in any order."""
+    part = tl.sum(tl.reshape(weights, [BLOCK // 32, 32]), 1)
+    part = tl.where(part == part, part, 0.0)  # NaN: the block's largest logit tells
+    return tl.sum((part * 1099511627776.0).to(tl.int64), 0).to(tl.float32) * 9.094947017729282e-13  # 2^40, 2^-40
+
+
+@triton.jit
 def block_stats(x, temperature):
     """(the largest logit of a block, NaN if any is NaN; the sum of the weights relative to it)."""
     any_nan = tl.max((x != x).to(tl.int32), 0) > 0
     largest = tl.max(tl.where(x != x, -INFINITY, x), 0)
-    total = tl.sum(weight(x, largest, inverse(temperature)), 0)
+    total = sum_of_block(weight(x, largest, inverse(temperature)))
     return tl.where(any_nan, float("nan"), largest), tl.where(temperature == 0.0, 0.0, total)
 
 

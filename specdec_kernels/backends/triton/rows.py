@@ -268,17 +268,18 @@ def stats_kernel(
     arrivals_ptr,  # [B] out: set to 0 for the launch that decides; None if that launch does not count arrivals
 ):
     """Statistics of one block of a row that may be needed."""
-    at = tl.program_id(0).to(tl.int64)
-    row, block = at // target.num_blocks, at % target.num_blocks
+    at = tl.program_id(0)  # int32, since divisions of int64 take several times as long
+    row, block = at // target.num_blocks, (at % target.num_blocks).to(tl.int64)
     if row < batch * num_rows:
-        b, i = row // num_rows, row % num_rows
+        b, i = (row // num_rows).to(tl.int64), (row % num_rows).to(tl.int64)
         if arrivals_ptr is not None:
             if (i == 0) & (block == 0):
                 expect_arrivals(arrivals_ptr, b)
         if i <= load_limit(num_drafts_ptr, b, num_rows - 1):
             store_block_stats(target, b, i + first_row, block)
     elif draft.ptr is not None:
-        b, i = (row - batch * num_rows) // (num_rows - 1), (row - batch * num_rows) % (num_rows - 1)
+        row -= batch * num_rows
+        b, i = (row // (num_rows - 1)).to(tl.int64), (row % (num_rows - 1)).to(tl.int64)
         # Greedy sequences treat drafts as one-hot, whatever the draft logits are.
         if tl.load(draft.sampling.temperature_ptr + b) != 0.0:
             if is_drafted_from(draft, b, i, load_limit(num_drafts_ptr, b, num_rows - 1)):

@@ -182,7 +182,7 @@ def test_tree(step, b, depth, RULE: tl.constexpr, BLOCKS: tl.constexpr, NODES: t
     token = tl.full([], -1, tl.int64)
     if fault == 0:
         if scale < INFINITY:
-            token = recover(step, b, row, scale, masses, BLOCKS)
+            token = recover(step, b, row, scale, masses, p_lse, p_cutoff, q_lse, q_cutoff, BLOCKS)
         else:
             token = draw(target, b, row, BLOCKS, RECOVER_BLOCK, RECOVER_TOKEN)
     return row, level, status, token

@@ -1,13 +1,16 @@
-"""``speculative_step`` in two launches, or in three with filters.
+"""``speculative_step`` in three launches, or in four with filters.
 
 1. Statistics of every block of every row that may be needed.
 2. With filters: one program for each of these rows finds its cutoff.
-3. Rules ``token`` and ``block``: one program for each (sequence, block) walks over the drafts and weighs its block of
-   the residual max(0, w p - q): with ``token`` in the row where the walk ended, with ``block`` in every row on its way.
-   All programs of a sequence take the same walk; the last one decides and draws. If the residual turns out to have no
-   mass, that program accepts the draft and walks on.
-   Rule ``coupled``: one program for each block of a row runs its part of the race; the last one of a sequence compares
-   the drafts with the winners.
+3. Rules ``token`` and ``block``: one program for each (sequence, row) examines the row: its draft's test, and what of
+   p and q it takes to weigh the residual max(0, w p - q).
+4. One program for each (sequence, block) walks over what was found out, and weighs its block of the residual: with
+   ``token`` in the row where the walk ends, with ``block`` in every row on its way. The last one of a sequence decides
+   and draws. If the residual turns out to have no mass, that program accepts the draft and walks on. Where there is
+   nothing to weigh, as in greedy sequences, one program emits at once.
+
+   Rule ``coupled``: first one program for each block of a row runs its part of the race, then one program for each row
+   examines whether the draft won it. The last one of a sequence walks and emits.
 """
 
 from __future__ import annotations
@@ -21,14 +24,25 @@ from .arrivals import arrives_last
 from .core import (
     BLOCK_RULE,
     COUPLED_RULE,
-    INFINITY,
     RECOVER_BLOCK,
     RECOVER_TOKEN,
-    inverse,
+    accept_noise,
     joint_ratio,
-    log_probability,
+    keep_probability,
 )
 from .draw import draw, race_block
+from .emit import emit, store_log_probs
+from .examined import (
+    DONE,
+    DRAW,
+    RECOVER,
+    Examined,
+    examine,
+    load_ending,
+    load_statistics,
+    load_tested,
+    walk,
+)
 from .filters import filter_kernel
 from .launch import (
     contiguous,
@@ -39,139 +53,13 @@ from .launch import (
     rows_on_device,
     sampling_on_device,
 )
-from .rows import NO_ROWS, load_limit, load_merged, load_row, load_token, stats_kernel, stats_row
+from .rows import NO_ROWS, load_limit, stats_kernel
 from .tables import options
-from .verify import (
-    DONE,
-    DRAW,
-    RECOVER,
-    Step,
-    examine,
-    recover,
-    residual_masses,
-    residual_weights,
-    walk,
-    walk_favourites,
-    walk_jointly,
-    where_to,
-)
+from .verify import Step, recover, residual_masses, residual_weights
 
-
-@triton.jit
-def weigh_passed_rows(step, b, block, mass_ptr, BLOCKS: tl.constexpr):
-    """Rule `block`: stores one block's residual mass for every row at which the kept prefix may end."""
-    j, w, walking = b * 0, tl.full([], 1.0, tl.float32), True
-    while walking:
-        fault, flags, drafted, log_p, log_q = examine(step, b, j, BLOCKS)
-        if drafted:
-            mass = tl.sum(residual_weights(step, b, j, w, block, BLOCKS), 0)
-            tl.store(mass_ptr + (b * step.num_drafts + j) * step.target.num_blocks + block, mass)
-        walking = drafted & (log_q != -INFINITY)
-        w = joint_ratio(w, log_p, log_q)
-        j += 1
-
-
-@triton.jit
-def decide(step, b, j, w, state, status, mass_ptr, RULE: tl.constexpr, BLOCKS: tl.constexpr):
-    """Rules `token` and `block`, after the walk: (number of accepted drafts, status, token after them or -1).
-
-    ``mass_ptr``: masses of the residual of row j, before which a prefix with joint ratio ``w`` was kept."""
-    blocks = tl.arange(0, BLOCKS)
-    token = tl.full([], -1, tl.int64)
-    num_masses = tl.where(state == RECOVER, step.target.num_blocks, 0)
-    mass = tl.load(mass_ptr + blocks, mask=blocks < num_masses, other=0.0)
-    while state != DONE:
-        if state == RECOVER:
-            token = recover(step, b, j, w, mass, BLOCKS)
-            state = tl.full([], DONE, tl.int32)
-            if token < 0:
-                # A residual without mass: p and q are equal up to rounding. The draft is accepted, unless p(x) = 0.
-                fault, flags, drafted, log_p, log_q = examine(step, b, j, BLOCKS)
-                state = tl.full([], DRAW, tl.int32)
-                if tl.exp(log_p) > 0.0:
-                    j += 1
-                    if RULE == BLOCK_RULE:
-                        w = joint_ratio(w, log_p, log_q)
-                        fault, status, drafted, log_p, log_q = examine(step, b, j, BLOCKS)
-                        state = where_to(fault, drafted)
-                    else:
-                        j, state, status = walk(step, b, j, status, BLOCKS)
-                    if state == RECOVER:
-                        mass = residual_masses(step, b, j, w, BLOCKS)
-        if state == DRAW:
-            token = draw(step.target, b, j, BLOCKS, RECOVER_BLOCK, RECOVER_TOKEN)
-            state = tl.full([], DONE, tl.int32)
-    return j, status, token
-
-
-@triton.jit
-def store_log_probs(step, b, i, token, log_probs_ptr, raw_log_probs_ptr, BLOCKS: tl.constexpr):
-    """Stores the log-probabilities of the token that row i emitted; NaN if it emitted none (-1)."""
-    log_p, raw_log_p = tl.full([], float("nan"), tl.float32), tl.full([], float("nan"), tl.float32)
-    target = step.target
-    if token >= 0:
-        temperature = tl.load(target.sampling.temperature_ptr + b)
-        logit, raw = load_token(target, b, i, token)
-        largest, lse, cutoff, mass, block_max = load_row(target, b, i, BLOCKS)
-        log_p = tl.where(temperature == 0.0, 0.0, log_probability(logit, inverse(temperature), lse, cutoff))
-        largest, lse, mass, block_max = load_merged(
-            target.raw_max_ptr, target.raw_sum_ptr, stats_row(target, b, i) * target.num_blocks, target.num_blocks,
-            tl.full([], 1.0, tl.float32), BLOCKS,
-        )  # fmt: skip
-        raw_log_p = raw - lse
-    tl.store(log_probs_ptr + b * (step.num_drafts + 1) + i, log_p)
-    tl.store(raw_log_probs_ptr + b * (step.num_drafts + 1) + i, raw_log_p)
-
-
-@triton.jit
-def emit(step, b, j, status, token, outputs, BLOCKS: tl.constexpr, ROWS: tl.constexpr):
-    """Stores what a sequence emits: its first ``j`` drafts, then ``token`` unless that is -1."""
-    tokens_ptr, num_accepted_ptr, status_ptr, num_emitted_ptr, log_probs_ptr, raw_log_probs_ptr = outputs
-    row, num_rows = tl.arange(0, ROWS), step.num_drafts + 1
-    drafts = tl.load(step.target.sampling.drafts_ptr + b * step.num_drafts + row, mask=row < j, other=-1)
-    emitted = tl.where(row == j, token, drafts)
-    tl.store(tokens_ptr + b * num_rows + row, emitted, mask=row < num_rows)
-    tl.store(num_accepted_ptr + b, j)
-    tl.store(status_ptr + b, status)
-    tl.store(num_emitted_ptr + b, j + tl.where(token >= 0, 1, 0))
-    if log_probs_ptr is not None:
-        for i in range(0, num_rows):
-            its_token = tl.sum(tl.where(row == i, emitted, 0), 0)
-            store_log_probs(step, b, tl.cast(i, tl.int64), its_token, log_probs_ptr, raw_log_probs_ptr, BLOCKS)
-
-
-@triton.jit
-def residual_kernel(
-    step,  # Step
-    mass_ptr,  # scratch: residual mass of every block, [B, blocks]; with rule `block` [B, K, blocks]
-    arrivals_ptr,  # [B], 0
-    outputs,  # tokens [B, K+1]; num_accepted, status, num_emitted: [B]; log_probs and raw ones [B, K+1], or None
-    RULE: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    ROWS: tl.constexpr,  # K + 1 or more, a power of 2
-):
-    at, num_blocks = tl.program_id(0).to(tl.int64), step.target.num_blocks
-    b, block = at // num_blocks, at % num_blocks
-    greedy = tl.load(step.target.sampling.temperature_ptr + b) == 0.0
-    j, w = b * 0, tl.full([], 1.0, tl.float32)
-    state, status = tl.full([], DONE, tl.int32), tl.full([], 0, tl.int32)
-    if not greedy:
-        if RULE == BLOCK_RULE:
-            weigh_passed_rows(step, b, block, mass_ptr, BLOCKS)
-        else:
-            j, state, status = walk(step, b, j, status, BLOCKS)
-            if state == RECOVER:
-                tl.store(mass_ptr + at, tl.sum(residual_weights(step, b, j, w, block, BLOCKS), 0))
-    if arrives_last(arrivals_ptr, b, num_blocks):
-        if greedy:
-            j, status, token = walk_favourites(step, b, None, None, RULE, BLOCKS)
-        else:
-            mass_row = b
-            if RULE == BLOCK_RULE:
-                j, state, status, w = walk_jointly(step, b, mass_ptr, BLOCKS)
-                mass_row = b * step.num_drafts + j
-            j, status, token = decide(step, b, j, w, state, status, mass_ptr + mass_row * num_blocks, RULE, BLOCKS)
-        emit(step, b, j, status, token, outputs, BLOCKS, ROWS)
+# With rule `block`, a program weighs its block of one row after another. Rows are shared among programs as long as
+# there are no more programs than this, about as many as a large GPU runs at a time.
+PROGRAMS = 1024
 
 
 @triton.jit
@@ -179,19 +67,150 @@ def race_kernel(
     step,  # Step
     score_ptr,  # [B, K+1, blocks] scratch
     winner_ptr,
-    arrivals_ptr,  # [B], 0
-    outputs,  # as in ``residual_kernel``
-    BLOCKS: tl.constexpr,
-    ROWS: tl.constexpr,
 ):
-    at, num_blocks, num_rows = tl.program_id(0).to(tl.int64), step.target.num_blocks, step.num_drafts + 1
-    row, block = at // num_blocks, at % num_blocks
-    b, j = row // num_rows, row % num_rows
+    at, num_blocks, num_rows = tl.program_id(0), step.target.num_blocks, step.num_drafts + 1
+    row, block = at // num_blocks, (at % num_blocks).to(tl.int64)
+    b, j = (row // num_rows).to(tl.int64), (row % num_rows).to(tl.int64)
     greedy = tl.load(step.target.sampling.temperature_ptr + b) == 0.0
     if (j <= load_limit(step.num_drafts_ptr, b, step.num_drafts)) & (not greedy):
         race_block(step.target, b, j, block, score_ptr, winner_ptr)
-    if arrives_last(arrivals_ptr, b, num_rows * num_blocks):
-        j, status, token = walk_favourites(step, b, score_ptr, winner_ptr, COUPLED_RULE, BLOCKS)
+
+
+@triton.jit
+def examine_kernel(
+    step,  # Step
+    examined,  # Examined, out
+    score_ptr,  # [B, K+1, blocks] of ``race_kernel`` with rule `coupled`, else None
+    winner_ptr,
+    arrivals_ptr,  # [B], 0, with rule `coupled`, else None
+    outputs,  # tokens [B, K+1]; num_accepted, status, num_emitted: [B]; log_probs and raw ones [B, K+1], or None
+    RULE: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    ROWS: tl.constexpr,  # K + 1 or more, a power of 2
+):
+    at, num_rows = tl.program_id(0), step.num_drafts + 1
+    b, j = (at // num_rows).to(tl.int64), (at % num_rows).to(tl.int64)
+    limit = load_limit(step.num_drafts_ptr, b, step.num_drafts)
+    if j <= limit:
+        token = examine(step, examined, b, j, score_ptr, winner_ptr, RULE, BLOCKS)
+        store_log_probs(step, b, j, token, outputs, BLOCKS)
+        if RULE == COUPLED_RULE:
+            if arrives_last(arrivals_ptr, b, limit + 1):
+                j, state = walk(step, examined, b, b * 0, ROWS)
+                state, status, token = load_ending(step, examined, b, j)
+                emit(step, b, j, status, token, outputs, BLOCKS, ROWS)
+
+
+@triton.jit
+def weigh_rows(step, examined, b, part, parts, block, num_weighed, mass_ptr):
+    """Rule `block`: stores one block's residual mass of every ``parts``-th row from row ``part`` on, of the first
+    ``num_weighed`` rows, at which the kept prefix may end."""
+    j, its_row, w = b * 0, part, tl.full([], 1.0, tl.float32)
+    while j < num_weighed:
+        if j == its_row:
+            p_lse, p_cutoff, q_lse, q_cutoff = load_statistics(step, examined, b, j)
+            weights = residual_weights(step, b, j, w, block, p_lse, p_cutoff, q_lse, q_cutoff)
+            tl.store(mass_ptr + (b * step.num_drafts + j) * step.target.num_blocks + block, tl.sum(weights, 0))
+            its_row += parts
+        log_p, log_q = load_tested(step, examined, b, j)
+        w = joint_ratio(w, log_p, log_q)
+        j += 1
+
+
+@triton.jit
+def walk_jointly(step, examined, b, end, mass_ptr, BLOCKS: tl.constexpr):
+    """Rule `block`: finds the longest prefix of the drafts of rows 0 .. end - 1 that passes its test. Returns (the row
+    after it, its joint ratio)."""
+    seed, position = tl.load(step.target.sampling.seed_ptr + b), tl.load(step.target.sampling.position_ptr + b)
+    blocks = tl.arange(0, BLOCKS)
+    j, w = b * 0, tl.full([], 1.0, tl.float32)
+    kept, kept_w = b * 0, tl.full([], 1.0, tl.float32)
+    while j <= end:
+        state, flags, picked = load_ending(step, examined, b, j)
+        keep = w
+        if state == RECOVER:
+            at = (b * step.num_drafts + j) * step.target.num_blocks
+            mass = tl.load(mass_ptr + at + blocks, mask=blocks < step.target.num_blocks, other=0.0)
+            keep = keep_probability(w, tl.sum(mass, 0))
+        # The prefix of j drafts is tested with the noise of its last draft; the empty prefix always passes.
+        passed = (j == 0) | (accept_noise(seed, position, j - 1) < keep)
+        kept, kept_w = tl.where(passed, j, kept), tl.where(passed, w, kept_w)
+        log_p, log_q = load_tested(step, examined, b, j)
+        w = joint_ratio(w, log_p, log_q)
+        j += 1
+    return kept, kept_w
+
+
+@triton.jit
+def decide(step, examined, b, j, w, mass_ptr, RULE: tl.constexpr, BLOCKS: tl.constexpr, ROWS: tl.constexpr):
+    """Rules `token` and `block`, after the walk: (number of accepted drafts, status, token after them or -1).
+
+    ``mass_ptr``: masses of the residual of row j, before which a prefix with joint ratio ``w`` was kept."""
+    state, status, token = load_ending(step, examined, b, j)
+    blocks = tl.arange(0, BLOCKS)
+    num_masses = tl.where(state == RECOVER, step.target.num_blocks, 0)
+    mass = tl.load(mass_ptr + blocks, mask=blocks < num_masses, other=0.0)
+    while state != DONE:
+        if state == RECOVER:
+            p_lse, p_cutoff, q_lse, q_cutoff = load_statistics(step, examined, b, j)
+            token = recover(step, b, j, w, mass, p_lse, p_cutoff, q_lse, q_cutoff, BLOCKS)
+            state = tl.full([], DONE, tl.int32)
+            if token < 0:
+                # A residual without mass: p and q are equal up to rounding. The draft is accepted, unless p(x) = 0.
+                state = tl.full([], DRAW, tl.int32)
+                log_p, log_q = load_tested(step, examined, b, j)
+                if tl.exp(log_p) > 0.0:
+                    j += 1
+                    if RULE == BLOCK_RULE:
+                        w = joint_ratio(w, log_p, log_q)
+                    else:
+                        j, state = walk(step, examined, b, j, ROWS)
+                    state, status, picked = load_ending(step, examined, b, j)
+                    if state == RECOVER:
+                        p_lse, p_cutoff, q_lse, q_cutoff = load_statistics(step, examined, b, j)
+                        mass = residual_masses(step, b, j, w, p_lse, p_cutoff, q_lse, q_cutoff, BLOCKS)
+        if state == DRAW:
+            token = draw(step.target, b, j, BLOCKS, RECOVER_BLOCK, RECOVER_TOKEN)
+            state = tl.full([], DONE, tl.int32)
+    return j, status, token
+
+
+@triton.jit(do_not_specialize=["parts"])
+def residual_kernel(
+    step,  # Step
+    examined,  # Examined
+    mass_ptr,  # scratch: residual mass of every block, [B, blocks]; with rule `block` [B, K, blocks]
+    parts,  # programs that share the rows of a block with rule `block`; else 1
+    arrivals_ptr,  # [B], 0
+    outputs,  # as in ``examine_kernel``
+    RULE: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    at, num_blocks = tl.program_id(0), step.target.num_blocks
+    row, block = at // num_blocks, (at % num_blocks).to(tl.int64)
+    b, part = (row // parts).to(tl.int64), row % parts
+    temperature = tl.load(step.target.sampling.temperature_ptr + b)
+    j, state = walk(step, examined, b, b * 0, ROWS)
+    num_weighed = tl.where(state == RECOVER, 1, 0)
+    if RULE == BLOCK_RULE:
+        num_weighed = tl.where(temperature == 0.0, 0, j.to(tl.int32) + num_weighed)
+    decides = (part == 0) & (block == 0) & (num_weighed == 0)  # if nothing is weighed, there is no need to wait
+    w, mass_row = tl.full([], 1.0, tl.float32), b
+    if part < num_weighed:
+        if RULE == BLOCK_RULE:
+            weigh_rows(step, examined, b, part, parts, block, num_weighed, mass_ptr)
+        else:
+            p_lse, p_cutoff, q_lse, q_cutoff = load_statistics(step, examined, b, j)
+            weights = residual_weights(step, b, j, w, block, p_lse, p_cutoff, q_lse, q_cutoff)
+            tl.store(mass_ptr + at, tl.sum(weights, 0))
+        decides = arrives_last(arrivals_ptr, b, tl.minimum(num_weighed, parts) * num_blocks)
+    if decides:
+        if RULE == BLOCK_RULE:
+            if num_weighed > 0:
+                j, w = walk_jointly(step, examined, b, j, mass_ptr, BLOCKS)
+            mass_row = b * step.num_drafts + j
+        j, status, token = decide(step, examined, b, j, w, mass_ptr + mass_row * num_blocks, RULE, BLOCKS, ROWS)
         emit(step, b, j, status, token, outputs, BLOCKS, ROWS)
 
 
@@ -233,6 +252,9 @@ def speculative_step(
         step = Step(target, draft, contiguous(draft_cutoff), contiguous(draft_lse), limits, rows - 1)
         both = (target, draft if weigh_draft else NO_ROWS, limits, batch, rows, 0)
         arrivals = empty(batch, dtype=torch.int32)
+        states, flags = empty(2, num_target_rows, dtype=torch.int32).unbind()
+        picked = empty(num_target_rows, dtype=torch.int64)
+        examined = Examined(states, flags, picked, *empty(6, num_target_rows).unbind())
         outputs = (tokens, num_accepted, status, num_emitted, *(logs if log_probs else (None, None)))
         table = sampling.table_ids is not None
         sizes = {"BLOCKS": padded_blocks(num_blocks), "ROWS": triton.next_power_of_2(rows)}
@@ -244,17 +266,26 @@ def speculative_step(
                 filter_kernel[(num_target_rows + num_draft_rows,)](
                     *both, BLOCKS=sizes["BLOCKS"], **options("filter_kernel", device, table)
                 )
-            if rule == COUPLED_RULE.value:
+            coupled = rule == COUPLED_RULE.value
+            scores, winners = None, None
+            if coupled:
                 scores = empty(num_target_rows, num_blocks)
                 winners = empty(num_target_rows, num_blocks, dtype=torch.int64)
                 race_kernel[(num_target_rows * num_blocks,)](
-                    step, scores, winners, arrivals, outputs, **sizes, **options("race_kernel", device, table)
+                    step, scores, winners, **options("race_kernel", device, table)
                 )
-            else:
-                masses = empty(batch, rows - 1 if rule == BLOCK_RULE.value else 1, num_blocks)
-                residual_kernel[(batch * num_blocks,)](
-                    step, masses, arrivals, outputs, RULE=rule, **sizes, **options("residual_kernel", device, table)
-                )
+            examine_kernel[(num_target_rows,)](
+                step, examined, scores, winners, arrivals if coupled else None, outputs, RULE=rule, **sizes,
+                **options("examine_kernel", device, table),
+            )  # fmt: skip
+            if not coupled:
+                num_weighed = max(rows - 1, 1) if rule == BLOCK_RULE.value else 1
+                parts = min(num_weighed, max(1, PROGRAMS // (batch * num_blocks)))
+                masses = empty(batch, num_weighed, num_blocks)
+                residual_kernel[(batch * parts * num_blocks,)](
+                    step, examined, masses, parts, arrivals, outputs, RULE=rule, **sizes,
+                    **options("residual_kernel", device, table),
+                )  # fmt: skip
     return tokens, num_accepted, status, num_emitted, *logs
 
 

@@ -27,8 +27,9 @@ FAMILIES = ("ampere", "hopper", "blackwell", "amd")
 WARPS = {
     "stats_kernel":       (4, 1, 4, 2),
     "filter_kernel":      (8, 8, 8, 4),
-    "residual_kernel":    (4, 4, 4, 2),
     "race_kernel":        (4, 4, 4, 2),
+    "examine_kernel":     (4, 4, 4, 2),
+    "residual_kernel":    (4, 4, 4, 2),
     "draft_draw_kernel":  (4, 4, 4, 2),
     "draft_race_kernel":  (4, 4, 4, 2),
     "children_kernel":    (4, 4, 4, 2),
@@ -37,6 +38,10 @@ WARPS = {
     "delta_step_kernel":  (4, 4, 4, 2),
     "ssd_step_kernel":    (4, 4, 4, 2),
     "store_kernel":       (4, 4, 4, 2),
+}
+# Where a table's registers do not fit in as few. Only a kernel whose sums are the same with any number may be here.
+WARPS_WITH_TABLE = {
+    "stats_kernel":       (4, 4, 4, 2),
 }
 # fmt: on
 
@@ -56,7 +61,8 @@ def family(device: torch.device) -> str:
 def options(kernel: str, device: torch.device, table: bool) -> dict[str, int]:
     """Options for the launch of ``kernel``. ``table``: whether there is a ``TokenTable``, or as much in registers."""
     its_family = family(device)
-    num_warps = _overrides.get(kernel) or WARPS[kernel][FAMILIES.index(its_family)]
+    warps = WARPS_WITH_TABLE.get(kernel, WARPS[kernel]) if table else WARPS[kernel]
+    num_warps = _overrides.get(kernel) or warps[FAMILIES.index(its_family)]
     if its_family == "amd" or not table:
         return {"num_warps": num_warps}
     # Searching a table takes many registers. NVIDIA's assembler would spill a few of them to fit one more program on a
