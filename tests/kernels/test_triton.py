@@ -286,6 +286,18 @@ def test_blocks_that_stand_in_part():
         compare(random_step(2, 3, 10, rule="block", random_state=state))
 
 
+@pytest.mark.parametrize("programs", [1, 8])
+def test_rows_that_programs_share(monkeypatch, programs):
+    """With rule `block`, how many programs share the rows of a block changes nothing: here one has them all, or two
+    have two and one of three. Otherwise each has one."""
+    from specdec_kernels.backends.triton import speculative_step as module
+
+    inputs = random_step(2, 3, 2000, rule="block", temperature=(0.0, 0.8), log_probs=True)
+    usual = [t for t in inputs.run("triton") if t is not None]
+    monkeypatch.setattr(module, "PROGRAMS", programs)
+    assert identical([t for t in inputs.run("triton") if t is not None], usual)
+
+
 def test_q_of_a_draft_is_of_processed_logits():
     """Nearly all tokens are in the table."""
     inputs = random_step(3, 1, 10, temperature=(1.0, 0.7, 1.3), **SAMPLING["table"])

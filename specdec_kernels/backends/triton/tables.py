@@ -8,7 +8,8 @@ reads 4096 logits gets 256 threads, the fewest with which no register spills whe
 other numbers on a GPU.
 
 The numbers must not depend on anything that differs between calls with one model, such as B or K: they determine the
-order in which sums are rounded, and the emitted tokens must not change with B or K. No kernel has a loop that Triton
+order in which sums are rounded, and the emitted tokens must not change with B or K. Those of kernels that merge a row's
+blocks, in a draft and in a step, are the same, so that both have the same q to the last bit. No kernel has a loop that Triton
 would pipeline, so there is no number of stages to choose.
 """
 
