@@ -9,8 +9,8 @@ other numbers on a GPU.
 
 The numbers must not depend on anything that differs between calls with one model, such as B or K: they determine the
 order in which sums are rounded, and the emitted tokens must not change with B or K. Those of kernels that merge a row's
-blocks, in a draft and in a step, are the same, so that both have the same q to the last bit. No kernel has a loop that Triton
-would pipeline, so there is no number of stages to choose.
+blocks, in a draft and in a step, are the same, so that both have the same q to the last bit. No kernel has a loop that
+Triton would pipeline, so there is no number of stages to choose.
 """
 
 from __future__ import annotations
