@@ -227,6 +227,28 @@ Tensor add_op(const Tensor& x, const Tensor& y) {
   return sum;
 }
 
+Tensor reshaped_op(const Tensor& x, const std::vector<int64_t>& shape) {
+  int64_t count = 1;
+  for (const int64_t size : shape) count *= size;
+  STD_TORCH_CHECK(x.dim() >= 1 && x.dim() <= 4, "specdec_kernels: x has more than four dimensions, or none");
+  STD_TORCH_CHECK(count == x.numel(), "specdec_kernels: shape has another number of numbers than x");
+  const Tensor rows = with_dense_rows(x);
+  Tensor y = empty_on(x, shape, x.scalar_type());
+  if (count == 0) return y;
+  const int64_t bytes_each = x.element_size(), outer = x.dim() - 1;
+  CopyParams params{.x = bytes(rows),
+                    .y = static_cast<char*>(y.mutable_data_ptr()),
+                    .sizes = {1, 1, 1},
+                    .strides = {},
+                    .row_bytes = rows.size(outer) * bytes_each};
+  for (int64_t i = 0; i < outer; ++i) {
+    params.sizes[i] = rows.size(i);
+    params.strides[i] = rows.stride(i) * bytes_each;
+  }
+  copy(params);
+  return y;
+}
+
 void write_rows_op(const Tensor& target, const Tensor& rows, const Tensor& source) {
   STD_TORCH_CHECK(target.dim() == 2 && target.is_contiguous(), "specdec_kernels: target has a wrong shape or strides");
   STD_TORCH_CHECK(rows.dim() == 1, "specdec_kernels: rows has a wrong shape");
@@ -266,6 +288,7 @@ STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
   m.impl("rope_angles", SPECDEC_KEEPABLE(rope_angles_op));
   m.impl("gated", SPECDEC_KEEPABLE(gated_op));
   m.impl("add", SPECDEC_KEEPABLE(add_op));
+  m.impl("reshaped", SPECDEC_KEEPABLE(reshaped_op));
   m.impl("write_rows", SPECDEC_KEEPABLE(write_rows_op));
   m.impl("attend", SPECDEC_KEEPABLE(attend_op));
   m.impl("conv_window", SPECDEC_KEEPABLE(specdec::conv_window<run_conv_window>));

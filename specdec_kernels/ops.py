@@ -225,6 +225,9 @@ torch.library.register_fake(
 # target [N, size], rows [n] int64, source [n, size] of any dtype.
 _library.define("write_rows(Tensor(a!) target, Tensor rows, Tensor source) -> ()", tags=(torch.Tag.pt2_compliant_tag,))
 torch.library.register_fake(f"{NAMESPACE}::write_rows", lambda *_: None, lib=_library)
+# x of any dtype and strides; a dense copy in this shape.
+_library.define("reshaped(Tensor x, SymInt[] shape) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+torch.library.register_fake(f"{NAMESPACE}::reshaped", lambda x, shape: x.new_empty(shape), lib=_library)
 
 # Those of the call that a program keeps next (program_api.py).
 _library.define("keep_results(Tensor[] results) -> ()")

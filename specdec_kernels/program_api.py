@@ -16,7 +16,8 @@ _keep_results = handle("keep_results")._op
 _KEEPABLE = frozenset(
     handle(name)
     for name in (
-        *("linear", "attend", "rms_norm", "rotate", "rope_angles", "gated", "add", "write_rows"),
+        *("linear", "attend", "rms_norm", "rotate", "rope_angles", "gated", "add", "reshaped"),
+        "write_rows",
         *("conv_window", "delta_step", "ssd_step"),
     )
 )
@@ -96,8 +97,8 @@ class Program:
 
 def native_form(called: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
     """Returns a call of an operation of our own that does, to the last bit, what this call of PyTorch's does, or the
-    call as it was given. Known are the sum of two dense float32 tensors of one shape on a CPU, and ``index_copy_`` of
-    whole rows there.
+    call as it was given. Known are, on a CPU, the sum of two dense float32 tensors of one shape, ``index_copy_`` of
+    whole rows, and a ``reshape`` that copies.
 
     Args:
         called: an operation of ``torch.ops``, such as ``torch.ops.aten.add.Tensor``.
@@ -111,7 +112,12 @@ def native_form(called: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
         <OpOverload(op='specdec_kernels.add', overload='default')>
     """
     tensors = [x for x in args if isinstance(x, torch.Tensor)]
-    if all(x.device.type == "cpu" and x.is_contiguous() for x in tensors) and _has_native():
+    if any(x.device.type != "cpu" for x in tensors) or not _has_native():
+        return called, args, kwargs
+    if called is torch.ops.aten.reshape.default and args[0].dim() <= 4 and not _is_view(*args):
+        x, shape = args
+        return handle("reshaped"), (x, torch.empty(x.shape, device="meta").reshape(shape).shape), {}
+    if all(x.is_contiguous() for x in tensors):
         match called, [*args], kwargs:
             case torch.ops.aten.add.Tensor, [torch.Tensor() as x, torch.Tensor() as y], {**rest}:
                 same = x.dtype == y.dtype == torch.float32 and x.shape == y.shape
@@ -121,3 +127,11 @@ def native_form(called: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
                 if target.dim() == source.dim() == 2 and rows.dim() == 1:
                     return handle("write_rows"), (target, rows, source), {}
     return called, args, kwargs
+
+
+def _is_view(x: torch.Tensor, shape: Sequence[int]) -> bool:
+    try:
+        x.view(shape)
+    except RuntimeError:
+        return False
+    return True

@@ -123,6 +123,17 @@ void add(const AddParams& params) {
   parallel_for(params.size, kGrainNumbers, [&](int64_t begin, int64_t end) { run(params, begin, end); });
 }
 
+void copy(const CopyParams& p) {
+  char* y = p.y;
+  for (int64_t i = 0; i < p.sizes[0]; ++i) {
+    for (int64_t j = 0; j < p.sizes[1]; ++j) {
+      for (int64_t k = 0; k < p.sizes[2]; ++k, y += p.row_bytes) {
+        std::memcpy(y, p.x + i * p.strides[0] + j * p.strides[1] + k * p.strides[2], p.row_bytes);
+      }
+    }
+  }
+}
+
 bool write_rows(const WriteRowsParams& p) {
   if (std::any_of(p.rows, p.rows + p.count, [&](int64_t row) { return row < 0 || row >= p.size; })) return false;
   for (int64_t i = 0; i < p.count; ++i) {

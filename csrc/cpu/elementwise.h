@@ -58,11 +58,20 @@ struct WriteRowsParams {
   int64_t count, size, row_bytes;
 };
 
+// y = x, row after row.
+struct CopyParams {
+  const char* x;  // [sizes..., a row], by strides
+  char* y;        // dense
+  int64_t sizes[3], strides[3];
+  int64_t row_bytes;  // strides are in bytes, too
+};
+
 void rms_norm(const RmsNormParams& params);
 void rotate(const RotateParams& params);
 void angles(const AnglesParams& params);
 void gated(const GatedParams& params);
 void add(const AddParams& params);
+void copy(const CopyParams& params);
 bool write_rows(const WriteRowsParams& params);  // false: a row is out of range, and none was written
 
 }  // namespace specdec::cpu

@@ -16,7 +16,7 @@ from specdec_kernels import Program, native_form, rms_norm
 from specdec_kernels.ops import handle
 
 aten = torch.ops.aten
-ADD, WRITE, NORM = handle("add"), handle("write_rows"), handle("rms_norm")
+ADD, WRITE, NORM, RESHAPED = map(handle, ("add", "write_rows", "rms_norm", "reshaped"))
 
 
 def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -177,6 +177,36 @@ def test_rows_are_written_as_by_pytorch(dtype):
     assert torch.equal(target, torch.zeros(8, 5, dtype=dtype).index_copy_(0, rows, source))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+@pytest.mark.parametrize(
+    ("order", "shape"),
+    [
+        ((0, 2, 1, 3), (-1, 7)),
+        ((0, 2, 1, 3), (15, 14)),
+        ((3, 1, 0, 2), (2, 105)),  # rows that are not dense
+        ((1, 0, 2, 3), (210,)),
+    ],
+)
+def test_a_reshape_that_copies_has_the_numbers_of_pytorchs(dtype, order, shape):
+    x = (numbers(2, 3, 5, 7) * 9).to(dtype).permute(order)
+    called = native_form(aten.reshape.default, (x, shape), {})
+    assert called == (RESHAPED, (x, x.reshape(shape).shape), {})
+    found = called[0](*called[1])
+    assert torch.equal(found, x.reshape(shape)) and found.is_contiguous()
+    program = Program()
+    program.keep(called[0], called[1], results=[found])
+    x.add_(1)
+    program.run()
+    assert torch.equal(found, x.reshape(shape))
+
+
+def test_reshapes_of_two_rows_and_of_nothing():
+    assert torch.equal(RESHAPED(numbers(3, 4).t(), (12,)), numbers(3, 4).t().reshape(12))
+    assert RESHAPED(numbers(3, 0, 4).transpose(0, 1), (0, 12)).shape == (0, 12)
+    assert RESHAPED(numbers(3, 0), (0, 5)).shape == (0, 5)
+    torch.library.opcheck(RESHAPED, (numbers(3, 4).t(), (2, 6)), test_utils=("test_schema", "test_faketensor"))
+
+
 @pytest.mark.parametrize(
     ("operation", "args", "kwargs"),
     [
@@ -187,6 +217,9 @@ def test_rows_are_written_as_by_pytorch(dtype):
         (aten.add.Tensor, (numbers(2, 3), numbers(3, 2).t()), {}),
         (aten.add.Tensor, (torch.empty(2, device="meta"), torch.empty(2, device="meta")), {}),
         (aten.sub.Tensor, (numbers(2), numbers(2)), {}),
+        (aten.reshape.default, (numbers(2, 6), (3, -1)), {}),  # a view
+        (aten.reshape.default, (torch.empty(2, 3, device="meta").t(), (6,)), {}),
+        (aten.reshape.default, (numbers(2, 1, 2, 1, 3).transpose(0, 2), (-1,)), {}),
         (aten.index_copy_.default, (numbers(3, 4), 1, torch.tensor([1]), numbers(3, 1)), {}),
         (aten.index_copy_.default, (numbers(3), 0, torch.tensor([1]), numbers(1)), {}),
         (aten.index_copy_.default, (numbers(4, 3).t(), 0, torch.tensor([1]), numbers(1, 4)), {}),
@@ -201,6 +234,8 @@ def test_other_calls_stay_pytorchs(operation, args, kwargs):
     [
         (lambda: ADD(numbers(2), numbers(3)), "y has another shape or dtype than x"),
         (lambda: ADD(numbers(2).double(), numbers(2).double()), "x has a wrong dtype"),
+        (lambda: RESHAPED(numbers(3, 2), (5,)), "shape has another number of numbers than x"),
+        (lambda: RESHAPED(numbers(1, 1, 1, 1, 2), (2,)), "x has more than four dimensions, or none"),
         (lambda: WRITE(numbers(3), torch.tensor([0]), numbers(1)), "target has a wrong shape"),
         (lambda: WRITE(numbers(4, 3).t(), torch.tensor([0]), numbers(1, 4)), "target has a wrong shape or strides"),
         (lambda: WRITE(numbers(3, 4), torch.tensor([0.0]), numbers(1, 4)), "rows has a wrong shape or dtype"),

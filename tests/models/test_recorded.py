@@ -10,7 +10,7 @@ import weakref
 
 import pytest
 import torch
-from specdec.models import recorded
+from specdec.models import programs, recorded
 from specdec.models.cached_model import CachedModel
 from specdec.models.recorded import RecordedForwards, is_recordable, record
 from support import recorded as recording
@@ -18,6 +18,8 @@ from support.feeding import feed
 from support.model_types import CASES, model_of
 from support.models import prompts, tiny_model
 from torch import nn
+
+from specdec_kernels import Program
 
 # Of these, most calls are of our own operations.
 PROGRAMMED = {
@@ -335,6 +337,26 @@ def test_programs_of_a_cache_share_their_memory():
             feed(replayed, cache, [[5] * tokens])
         used.append(sum(size * len(blocks) for size, blocks in memory[cache]._blocks.items()))
     assert replayed._recorded.programs == 8 * 1 + 5 and used[-1] <= 2 * used[0] < 100_000
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 5])
+def test_layers_are_one_program(tokens, monkeypatch):
+    """Every further one costs a call from Python, and that of PyTorch's operation before it."""
+    made = []
+    monkeypatch.setattr(
+        programs, "Program", type("Counted", (Program,), {"__init__": lambda self: _counted(self, made)})
+    )
+    replayed = CachedModel(tiny_model())
+    cache = replayed.new_cache(1, 60)
+    for _ in range(5):
+        cache.lengths = torch.tensor([3])
+        feed(replayed, cache, [[5] * tokens])
+    assert replayed._recorded.programs == 1 and 0 < len(made) <= 2
+
+
+def _counted(program: Program, made: list[Program]) -> None:
+    Program.__init__(program)
+    made.append(program)
 
 
 LARGE = torch.ones(600, 600)
