@@ -18,6 +18,7 @@ from .drafters.predicted import PredictedDrafter
 from .drafters.protocol import Drafter
 from .drafters.suffix import SuffixDrafter
 from .loop.batch import Batch, BatchConfig
+from .loop.copied_length import CopiedK
 from .loop.draft_length import DEFAULT_DRAFTS, AdaptiveDrafts, AdaptiveK, FixedK, most_drafts
 from .loop.graphs import StepGraphs
 from .loop.prefixes import PrefixReuse
@@ -135,7 +136,8 @@ class SpeculativeDecoder:
             self.drafter.check(self.target, tree or 0, self.most_drafts)
         self._lengths: FixedK
         if isinstance(num_drafts, AdaptiveDrafts):
-            self._lengths = AdaptiveK(num_drafts, few=self._on_graphs)
+            copies = self.drafter is not None and self.drafter.copies and not self.nodes
+            self._lengths = CopiedK(num_drafts) if copies else AdaptiveK(num_drafts, few=self._on_graphs)
         else:
             self._lengths = FixedK(num_drafts)
 
@@ -330,6 +332,7 @@ class SpeculativeDecoder:
                         on_emit(output)
                 if (error := next((s.exception for s in sequences if s.exception), None)) is not None:
                     raise error
+            batch.release()
         stats = Stats.total((s.stats for s in sequences), self.most_drafts)
         stats.target_forwards, stats.draft_forwards = batch.steps, batch.draft_forwards
         stats.seconds = batch.timer.with_total()

@@ -34,9 +34,13 @@ few = st.lists(st.integers(0, 2), min_size=1, max_size=12)
 # ---- the place --------------------------------------------------------------------------------------------
 
 
-def proposed(prediction: list[int], output: list[list[int]], most: int) -> list[int]:
-    """What is to be proposed after these pieces of output, from its definition."""
+def proposed(prediction: list[int], output: list[list[int]], most: int) -> tuple[list[int], int]:
+    """What is to be proposed after these pieces of output, and how many tokens before it match, from its definition."""
     place, last, text = 0, 0, []
+
+    def same(end: int) -> int:
+        return max(n for n in range(min(end, len(text)) + 1) if prediction[end - n : end] == text[len(text) - n :])
+
     for piece in output:
         text += piece
         for token in piece if place is not None else ():
@@ -47,17 +51,12 @@ def proposed(prediction: list[int], output: list[list[int]], most: int) -> list[
                 place = None
                 break
         if place is None:
-            found = {
-                end: max(
-                    n for n in range(min(end, len(text)) + 1) if prediction[end - n : end] == text[len(text) - n :]
-                )
-                for end in range(len(prediction) + 1)
-            }
+            found = {end: same(end) for end in range(len(prediction) + 1)}
             longest = max(found.values())
             ends = [end for end, n in found.items() if n == longest]
             if longest >= 2:
                 place = last = next((end for end in ends if end > last), ends[0])
-    return [] if place is None else prediction[place : place + most]
+    return ([], 0) if place is None else (prediction[place : place + most], same(place))
 
 
 @exploring
@@ -66,8 +65,9 @@ def test_the_place_is_that_of_a_search(prediction, output, prompt):
     place, text = Place(prediction, len(prompt)), list(prompt)
     for count, piece in enumerate([[], *output]):
         text += piece
-        expected = proposed(prediction, output[:count], 4)
+        expected, matched = proposed(prediction, output[:count], 4)
         assert place.propose(text, 4) == place.propose(text, 4) == expected
+        assert not expected or place.matched == matched
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_the_place_is_that_of_a_search(prediction, output, prompt):
     ],
 )
 def test_a_place_is_found_again(output, expected):
-    assert proposed([*range(1, 9)], output, 3) == expected  # the test's own definition does
+    assert proposed([*range(1, 9)], output, 3)[0] == expected  # the test's own definition does
     place = Place([*range(1, 9)], 0)
     for piece in itertools.accumulate(output):
         proposal = place.propose(piece, 3)

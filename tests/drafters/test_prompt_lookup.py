@@ -11,19 +11,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from specdec import PromptLookupDrafter, SuffixDrafter
-from support.drafting import Repeats, check_plain_texts, copied, draft, start
+from support.drafting import Repeats, check_plain_texts, copied, draft, found, start
 from support.models import generate, prompts, tiny_model, toy_model
 
 from specdec_kernels import SamplingParams
 
 
-def search(text: list[int], sizes: range, most: int) -> list[int]:
-    """What prompt lookup is to propose, from its definition."""
+def search(text: list[int], sizes: range, most: int) -> tuple[list[int], int]:
+    """What prompt lookup is to propose, and how many tokens match, from its definition."""
     for n in reversed(sizes):
         for end in range(len(text) - 1, n - 1, -1):
             if n < len(text) and text[end - n : end] == text[-n:]:
-                return copied(text, end, most)
-    return []
+                return copied(text, end, most), n if most else 0
+    return [], 0
 
 
 texts = st.lists(st.integers(0, 3), min_size=1, max_size=40)
@@ -46,7 +46,7 @@ def test_proposals_are_those_of_a_search(prompts, growth, sizes):
             allowed[b] = most
         if max(allowed):
             expected = [search(t, range(sizes[0], sizes[1] + 1), most) for t, most in zip(known, allowed, strict=True)]
-            assert draft(session, known, allowed) == expected
+            assert [*zip(*found(session, known, allowed), strict=True)] == expected
 
 
 def test_examples():

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from specdec import Request, Scheduler, SpeculativeDecoder, SuffixDrafter, SuffixMemories, SuffixMemory
 from specdec.drafters.suffix_automaton import Cursor, SuffixAutomaton
-from support.drafting import Repeats, check_plain_texts, copied, draft, start
+from support.drafting import Repeats, check_plain_texts, copied, draft, found, start
 from support.models import generate, prompts, tiny_model
 
 exploring = settings(max_examples=100, deadline=None, derandomize=True)
@@ -101,8 +101,10 @@ def test_size_and_work_are_linear():
 # ---- the drafter -----------------------------------------------------------------------------------------
 
 
-def propose(text: list[int], earlier: list[list[int]], most: int, min_match: int, max_spec_factor: float) -> list[int]:
-    """What a suffix drafter is to propose, from its definition."""
+def propose(
+    text: list[int], earlier: list[list[int]], most: int, min_match: int, max_spec_factor: float
+) -> tuple[list[int], int]:
+    """What a suffix drafter is to propose, and how many tokens match, from its definition."""
     (length, end), source = earlier_suffix(text), text
     past = []
     for i, old in enumerate(earlier):
@@ -111,10 +113,10 @@ def propose(text: list[int], earlier: list[list[int]], most: int, min_match: int
     if longest > length and past[there] >= 0:
         length, end, source = longest, there, past
     if length < min_match:
-        return []
+        return [], 0
     proposal = copied(source, end, max(1, math.floor(min(most, max_spec_factor * length))))
     ends = [i for i, token in enumerate(proposal) if token < 0]
-    return proposal[: ends[0]] if ends else proposal
+    return (proposal[: ends[0]] if ends else proposal), length
 
 
 @exploring
@@ -143,8 +145,8 @@ def test_proposals_are_those_of_a_search(earlier, known, growth, min_match, fact
                 allowed[b] = most
             if max(allowed):
                 pairs = zip(grown, allowed, strict=True)
-                expected = [propose(t, remembered, most, min_match, factor) if most else [] for t, most in pairs]
-                assert draft(session, grown, allowed) == expected
+                expected = [propose(t, remembered, most, min_match, factor) if most else ([], 0) for t, most in pairs]
+                assert [*zip(*found(session, grown, allowed), strict=True)] == expected
 
 
 def test_examples():

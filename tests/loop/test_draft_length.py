@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 import pytest
 from specdec import AdaptiveDrafts
-from specdec.loop.draft_length import CHOICE, LOOK_AROUND, PAUSE, SHARE, TIMED, AdaptiveK, FixedK, RowResult, StepTimes
+from specdec.loop.draft_length import CHOICE, LOOK_AROUND, PAUSE, SHARE, AdaptiveK, FixedK, RowResult
+from specdec.loop.step_times import TIMED, StepTimes
 from support.simulated_batch import adaptive, expected, simulate
 
 FLAT = [1.0, *(1.04 + 0.04 * k for k in range(1, 9))]  # bound by memory: drafts are nearly free

@@ -16,9 +16,9 @@ import torch
 from specdec import AdaptiveDrafts, PromptLookupDrafter, Request, Scheduler, SpeculativeDecoder, Stats
 from specdec.drafters import guard
 from specdec.drafters.early_exit import EarlyExitDrafter
-from specdec.loop.draft_length import StepTimes
 from specdec.loop.graphs import StepGraphs
 from specdec.loop.rows import Rows
+from specdec.loop.step_times import StepTimes
 from support.allocations import masked
 from support.models import prompts, tiny_model, tunable_pair
 from support.recorded import Synchronised, record

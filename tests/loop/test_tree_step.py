@@ -249,7 +249,7 @@ def test_lookup_finds_several_continuations():
     for path in paths:
         expected.add(path)
     assert (tree.tokens, tree.parents) == (expected.tokens, expected.parents)
-    assert NgramIndex(range(1, 4)).propose(text, 2) == paths[0]
+    assert NgramIndex(range(1, 4)).propose(text, 2) == (paths[0], 3)
     small = Branches(3)
     index.branch(text, 2, small)
     assert small.tokens == [5, 8, 4]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 
 import torch
-from specdec.drafters import Drafter, Drafts
+from specdec.drafters import Copies, Drafter, Drafts
 from specdec.stats import Timer
 from transformers import LogitsProcessor
 
@@ -32,7 +32,13 @@ def start(
 
 
 def draft(session, texts: list[list[int]], allowed: int | list[int]) -> list[list[int]]:
-    """The session's drafts for each sequence. Checks their form, and that the same step gives the same drafts."""
+    """The session's drafts for each sequence."""
+    return found(session, texts, allowed).tokens
+
+
+def found(session, texts: list[list[int]], allowed: int | list[int]) -> Copies:
+    """The session's drafts for each sequence, and how many tokens before them match. Checks their form, and that the
+    same step gives the same drafts."""
     allowed = [allowed] * len(texts) if isinstance(allowed, int) else allowed
     step = SimpleNamespace(
         num_drafts=max(allowed),
@@ -45,7 +51,8 @@ def draft(session, texts: list[list[int]], allowed: int | list[int]) -> list[lis
     again = session.propose(step)
     assert torch.equal(drafts.tokens, again.tokens)
     assert texts == before
-    tokens, *others = drafts
+    assert drafts.copies == again.copies
+    tokens, *others = drafts._replace(copies=None)
     assert others == list(Drafts(tokens)[1:])  # one-hot, and nothing to report
     assert tokens.dtype == torch.int64 and tokens.dim() == 2 and tokens.shape[0] == len(texts)
     rows = []
@@ -54,7 +61,8 @@ def draft(session, texts: list[list[int]], allowed: int | list[int]) -> list[lis
         assert len(proposal) <= most and row[len(proposal) :] == [-1] * (len(row) - len(proposal))
         rows.append(proposal)
     assert tokens.shape[1] == max(map(len, rows))
-    return rows
+    assert drafts.copies.tokens == rows and len(drafts.copies.matched) == len(rows)
+    return drafts.copies
 
 
 def copied(text: list[int], start: int, count: int) -> list[int]:

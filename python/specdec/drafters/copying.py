@@ -6,7 +6,7 @@ from collections.abc import Sequence, Set
 
 import torch
 
-from .protocol import Drafts
+from .protocol import Copies, Drafts
 
 
 def copy_from(text: list[int], start: int, count: int) -> list[int]:
@@ -23,14 +23,15 @@ def until_end(proposal: list[int], ends: Set[int]) -> list[int]:
     return proposal[: next((i for i, token in enumerate(proposal, 1) if token in ends), len(proposal))]
 
 
-def one_hot(proposals: Sequence[list[int]], ends: Sequence[Set[int]], device: torch.device) -> Drafts:
-    """Returns one-hot drafts, with as many columns as the longest proposal has tokens; shorter ones end in -1.
+def copied(copies: Copies, ends: Sequence[Set[int]], device: torch.device) -> Drafts:
+    """Returns drafts with a one-hot q, as many columns as the longest proposal has tokens; shorter ones end in -1.
 
     Args:
-        ends: by row of the batch, the end-of-sequence tokens after which a proposal is cut. The proposals are those of
-            the first rows.
+        copies: of the batch's first rows.
+        ends: by row, the end-of-sequence tokens after which a proposal is cut.
     """
-    proposals = [until_end(proposal, ends[row]) for row, proposal in enumerate(proposals)]
+    proposals = [until_end(proposal, ends[row]) for row, proposal in enumerate(copies.tokens)]
     longest = max(map(len, proposals))
     rows = [proposal + [-1] * (longest - len(proposal)) for proposal in proposals]
-    return Drafts(torch.tensor(rows, dtype=torch.int64, device=device))
+    tokens = torch.tensor(rows, dtype=torch.int64, device=device)
+    return Drafts(tokens, copies=Copies(proposals, copies.matched))

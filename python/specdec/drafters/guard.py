@@ -68,6 +68,10 @@ class GuardedSession:
         if (session := self._session) is not None:
             self._guarded(lambda: session.end(row, output))
 
+    def release(self) -> None:
+        if (session := self._session) is not None:
+            self._guarded(session.release)
+
     def _guarded(self, call: Callable[[], T]) -> T | None:
         try:
             return call()

@@ -146,6 +146,10 @@ class ModelDraftSession(DraftSession):
         self.parts.take(sources, rows, 0 if self.cache.recurrent else count)
         self.cache.copy_rows(sources, rows, max(self.parts.held(row) for row in rows))
 
+    def release(self) -> None:
+        if not self.is_shared:
+            self.model.keep(self.cache)
+
     def begin(self, prompts: Mapping[int, list[int]]) -> None:
         if not self.is_shared:
             for row in prompts:

@@ -12,10 +12,11 @@ import torch
 from ..checks import refuse
 from ..models.cached_model import CachedModel
 from .copying import until_end
-from .protocol import BatchState, Drafter, Drafts, DraftSession, Step
+from .protocol import BatchState, Copies, Drafter, Drafts, DraftSession, Step
 from .suffix_automaton import Cursor, SuffixAutomaton
 
 SURE = 2  # tokens of a match by which a place is found again; a single token occurs in too many places
+SURELY = 1 << 20  # matching tokens, where none but these can follow
 FORCED = 2  # tokens in a row that are worth more than the drafts of another drafter, which finds single ones, too
 
 
@@ -49,6 +50,10 @@ class PredictedDrafter(Drafter):
     @property
     def name(self) -> str:
         return super().name if self.drafter is None else self.drafter.name
+
+    @property
+    def copies(self) -> bool:  # type: ignore[override]  # it depends on the other one
+        return self.drafter is None or self.drafter.copies
 
     @property
     def reads_only_filled(self) -> bool:
@@ -107,17 +112,22 @@ class PredictedSession(DraftSession):
     def propose(self, step: Step) -> Drafts:
         rows = {*self.places, *self.batch.grammars.rows} & {row for row, most in enumerate(step.allowed) if most}
         known = {row: self._known(row, step.texts[row], step.allowed[row]) for row in sorted(rows)}
-        proposals = {row: until_end(own, self.batch.ends[row]) for row, own in known.items() if own}
+        proposals = {row: until_end(own, self.batch.ends[row]) for row, (own, _) in known.items() if own}
         drafts = self._of_other(step, proposals)
-        return _replaced(drafts, proposals) if proposals else drafts
+        if not proposals:
+            return drafts
+        found, matched = drafts.copies or Copies([[] for _ in step.allowed], [0] * len(step.allowed))
+        for row, own in proposals.items():
+            found[row], matched[row] = own, known[row][1]
+        return _replaced(drafts, proposals)._replace(copies=Copies(found, matched))
 
-    def _known(self, row: int, text: list[int], most: int) -> list[int]:
-        """Returns up to ``most`` tokens with which a row's text is known to go on."""
+    def _known(self, row: int, text: list[int], most: int) -> tuple[list[int], int]:
+        """Returns up to ``most`` tokens with which a row's text is known to go on, and how many before them match."""
         predicted = self.places[row].propose(text, most) if row in self.places else []
         forced = self.batch.grammars.forced(row)[:most]
-        if predicted:
-            return predicted if predicted[: len(forced)] == forced else forced
-        return forced if self.other is None or len(forced) >= FORCED else []
+        if predicted and predicted[: len(forced)] == forced:
+            return predicted, self.places[row].matched
+        return (forced if predicted or self.other is None or len(forced) >= FORCED else []), SURELY
 
     def _of_other(self, step: Step, proposals: Mapping[int, list[int]]) -> Drafts:
         """Returns the other session's drafts for the rows without proposals."""
@@ -145,6 +155,10 @@ class PredictedSession(DraftSession):
         if self.other is not None:
             self.other.end(row, output)
 
+    def release(self) -> None:
+        if self.other is not None:
+            self.other.release()
+
     def _forget(self, row: int) -> None:
         self.places.pop(row, None)
         self._behind.pop(row, None)
@@ -157,6 +171,9 @@ class Place:
 
     Args:
         known: tokens of the text that are before the predicted ones.
+
+    Attributes:
+        matched: how many tokens before the place are as predicted.
     """
 
     def __init__(self, prediction: Sequence[int], known: int):
@@ -164,6 +181,7 @@ class Place:
         self._cursor = Cursor(SuffixAutomaton(self.prediction))
         self._next: int | None = 0  # the predicted token that is expected next; None: the text is nowhere
         self._last = 0  # where the text was last as predicted
+        self.matched = 0
 
     def propose(self, text: list[int], most: int) -> list[int]:
         """Returns up to ``most`` tokens that are expected after ``text``, which must begin with the text of the
@@ -183,11 +201,12 @@ class Place:
             )
             self._last = self._next + same
             if same == len(new):
+                self.matched += same
                 return self._last
         length, end = self._cursor.longest_suffix()
         if length < SURE:
             return None
-        suffix = text[-length:]
+        self.matched, suffix = length, text[-length:]
         places = range(max(self._last + 1, end), len(self.prediction) + 1)
         following = (i for i in places if self.prediction[i - length : i] == suffix)
         self._last = next(following, end)

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 
 from ..checks import read_count, refuse
 from .branching import Branches, as_trees
-from .copying import copy_from, one_hot
-from .protocol import BatchState, Drafter, Drafts, DraftSession, Step
+from .copying import copied, copy_from
+from .protocol import BatchState, Copies, Drafter, Drafts, DraftSession, Step
 
 
 class PromptLookupDrafter(Drafter):
@@ -41,7 +41,7 @@ class PromptLookupDrafter(Drafter):
         True
     """
 
-    trees = True
+    copies = trees = True
 
     def __init__(self, max_ngram: int = 5, min_ngram: int = 2):
         read_count("max_ngram", max_ngram, 1)
@@ -74,8 +74,8 @@ class PromptLookupSession(DraftSession):
         if self.nodes:
             return self._trees(step)
         pairs = enumerate(zip(step.texts, step.allowed, strict=True))
-        proposals = [self.indexes[row].propose(text, most) if most else [] for row, (text, most) in pairs]
-        return one_hot(proposals, self.ends, step.last_two.device)
+        found = [self.indexes[row].propose(text, most) if most else ([], 0) for row, (text, most) in pairs]
+        return copied(Copies(*map(list, zip(*found, strict=True))), self.ends, step.last_two.device)
 
     def _trees(self, step: Step) -> Drafts:
         trees = []
@@ -115,17 +115,17 @@ class NgramIndex:
                 ends[ngram] = end
         self._known = known
 
-    def propose(self, text: list[int], most: int) -> list[int]:
-        """Returns ``most`` >= 1 drafts after ``text``, or [] without a match. ``text`` must begin with the text of the
-        previous call."""
+    def propose(self, text: list[int], most: int) -> tuple[list[int], int]:
+        """Returns ``most`` >= 1 drafts after ``text``, and how many tokens match; ([], 0) without a match. ``text``
+        must begin with the text of the previous call."""
         self.update(text)
-        found = None
+        found, matched = None, 0
         for n, ends in self._ends.items():
             end = ends.get(tuple(text[-n:]))
             if end is None:
                 break  # then no longer n-gram occurred before, either
-            found = end
-        return [] if found is None else copy_from(text, found, most)
+            found, matched = end, n
+        return ([] if found is None else copy_from(text, found, most)), matched
 
     def branch(self, text: list[int], most: int, tree: Branches) -> None:
         """Adds continuations of up to ``most`` tokens to ``tree`` until it is full, or as many as it may have nodes

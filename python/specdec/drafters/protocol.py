@@ -18,7 +18,7 @@ A drafter that raises, or returns what verification would refuse, is dropped for
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -32,7 +32,7 @@ from ..sampling.grammar_masks import GrammarMasks
 from ..sampling.processors import Processors
 from ..stats import Timer
 
-__all__ = ["BatchState", "DraftSession", "Drafter", "Drafts", "Step"]
+__all__ = ["BatchState", "Copies", "DraftSession", "Drafter", "Drafts", "Step"]
 
 
 @dataclass
@@ -81,6 +81,7 @@ class Step:
     log_probs: bool  # whether to compute the log-probabilities of the emitted tokens
     num_ranked: int  # how many of the batch's rows also want ranks and most likely tokens
     top: int  # how many most likely tokens are found in these rows
+    cut: Callable[[Copies], int | None]  # chooses how many copied drafts are verified; None: all of them
     # What the device knows.
     lengths: torch.Tensor  # [n] int64: tokens stored in the caches, L - 1
     position: torch.Tensor  # [n] int64: L, the absolute position of the first draft; the loop advances it in place
@@ -91,6 +92,14 @@ class Step:
     live: torch.Tensor  # [n] bool: rows with a sequence that has not ended
     seed: torch.Tensor  # [n] int64
     sampling: SamplingTensors  # temperature, filters, penalties, biases and bans of the rows, before this step
+
+
+class Copies(NamedTuple):
+    """What was found for each row to copy: tokens after a place in some text, and how many tokens before this place are
+    those before the drafts."""
+
+    tokens: list[list[int]]
+    matched: list[int]
 
 
 class Drafts(NamedTuple):
@@ -120,6 +129,7 @@ class Drafts(NamedTuple):
     masked: int = (
         0  # how many drafts of a chain, from the first on, were drawn from what grammars allow, so q is masked
     )
+    copies: Copies | None = None  # of a drafter that copies: where each row's tokens are from
 
     @classmethod
     def of(cls, proposals: Sequence[Sequence[int]], step: Step) -> Drafts:
@@ -132,6 +142,10 @@ class Drafts(NamedTuple):
     def none(cls, step: Step) -> Drafts:
         """Returns no drafts for any row."""
         return cls(step.last_two[:, :0])
+
+    def first(self, count: int) -> Drafts:
+        """Returns the first ``count`` columns of chains with a one-hot q. ``copies`` stays whole."""
+        return self._replace(tokens=self.tokens[:, :count])
 
     def widened(self, count: int) -> Drafts:
         """Returns the drafts with ``count`` columns, of which the added ones do not count, so that verification keeps
@@ -195,17 +209,23 @@ class DraftSession:
     def end(self, row: int, output: list[int]) -> None:
         """Ends the row's sequence, which has emitted ``output``."""
 
+    def release(self) -> None:
+        """Leaves a cache of its own to later batches (``CachedModel.keep``). Called last, if at all."""
+
 
 class Drafter:
     """Starts a session for each batch.
 
     Attributes:
+        copies: whether sessions find chains by copying, in a time that is nothing beside a step's. They then say so in
+            ``Drafts.copies``, and how many of their drafts are verified may be chosen afterwards.
         trees: whether sessions propose trees.
         samples_trees: whether they draw the nodes of trees under rules ``token`` and ``block``.
         model: the model that it drafts with; None: it has none, or one that the decoder need not know.
         max_length: the positions of its model; None: it has no limit of its own.
     """
 
+    copies: bool = False
     trees: bool = False
     samples_trees: bool = False
     model: CachedModel | None = None

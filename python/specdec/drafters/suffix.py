@@ -11,8 +11,8 @@ from threading import Lock
 
 from ..checks import read_count, refuse
 from .branching import Branches, as_trees
-from .copying import copy_from, one_hot
-from .protocol import BatchState, Drafter, Drafts, DraftSession, Step
+from .copying import copied, copy_from
+from .protocol import BatchState, Copies, Drafter, Drafts, DraftSession, Step
 from .suffix_automaton import Cursor, SuffixAutomaton
 from .suffix_branches import branch
 
@@ -153,7 +153,7 @@ class SuffixDrafter(Drafter):
         (True, True)
     """
 
-    trees = True
+    copies = trees = True
 
     def __init__(
         self,
@@ -204,8 +204,8 @@ class SuffixSession(DraftSession):
             trees = [self._tree(row, text, step.allowed[row]) for row, text in enumerate(step.texts)]
             return as_trees(trees, step.last_two.device)
         pairs = enumerate(zip(step.texts, step.allowed, strict=True))
-        proposals = [self._propose(row, text, most) if most else [] for row, (text, most) in pairs]
-        return one_hot(proposals, self.ends, step.last_two.device)
+        found = [self._propose(row, text, most) if most else ([], 0) for row, (text, most) in pairs]
+        return copied(Copies(*map(list, zip(*found, strict=True))), self.ends, step.last_two.device)
 
     def _reading(self, row: int) -> AbstractContextManager:
         memory = self.memories[row]
@@ -228,7 +228,8 @@ class SuffixSession(DraftSession):
             branch(sources, self.drafter.min_match, lambda length: self.drafter.longest(length, most), tree)
         return tree
 
-    def _propose(self, row: int, text: list[int], most: int) -> list[int]:
+    def _propose(self, row: int, text: list[int], most: int) -> tuple[list[int], int]:
+        """Returns a proposal, and how many tokens its match has."""
         own, past = self.own[row], self.past[row]
         (length, end), tokens = own.longest_earlier_suffix(), own.tokens
         with self._reading(row):
@@ -238,10 +239,10 @@ class SuffixSession(DraftSession):
                 if longest > length and past.tokens[there] >= 0:
                     length, end, tokens = longest, there, past.tokens
             if length < self.drafter.min_match:
-                return []
+                return [], 0
             most = self.drafter.longest(length, most)
             # Every text of a memory ends in a separator (< 0), and proposals stop there.
-            return list(takewhile(lambda token: token >= 0, copy_from(tokens, end, most)))
+            return list(takewhile(lambda token: token >= 0, copy_from(tokens, end, most))), length
 
     def end(self, row: int, output: list[int]) -> None:
         memory, self.memories[row] = self.memories[row], None

@@ -131,6 +131,10 @@ class UniversalDraftSession(DraftSession):
     def end(self, row: int, output: list[int]) -> None:
         self.translations[row], self.stored[row] = self._translation(), []
 
+    def release(self) -> None:
+        if self.cache is not None:
+            self.model.keep(self.cache)
+
     def _continue(self, rows: list[int], count: int) -> list[list[int]]:
         """Returns, for each row, the draft model's ``count`` greedy tokens; only those of ``rows`` are meaningful."""
         assert self.cache is not None, "propose before begin"

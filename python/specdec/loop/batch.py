@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections import deque
 from collections.abc import Mapping
@@ -258,6 +259,12 @@ class Batch:
         if sequence in self.rows:
             self._leave(self.rows.index(sequence))
 
+    def release(self) -> None:
+        """Leaves the caches to the next batch, after the last step of this one."""
+        self.config.target.keep(self.state.target_cache)
+        if self.session is not None:
+            self.session.release()
+
     def _leave(self, row: int) -> None:
         """Empties the row of a sequence that has ended."""
         self.prefixes.leave(row)
@@ -334,8 +341,7 @@ class Batch:
         host_knows = graphs is None and not (config.async_scheduling and self.runs_ahead)
         self.device_rows.flush()
         self.device_rows.set_wanted(wanted)
-        # Columns without drafts would only cost time where steps differ in K anyway.
-        known = self._known(wanted[:count], config.graphs is not None or not chosen, host_knows)
+        known = self._known(wanted[:count], chosen, host_knows)
         num_drafts, table = known["num_drafts"], self.table.on_device(count)
         self._note_unseen(num_drafts > 0)
 
@@ -395,15 +401,18 @@ class Batch:
             k = lengths.choose(self.device_rows.count, self.live, list(caps.values()))
         return [min(k, caps.get(row, 0)) for row in range(len(self.rows))], self._free
 
-    def _known(self, wanted: list[int], fixed_shape: bool, host_knows: bool) -> dict:
+    def _known(self, wanted: list[int], chosen: bool, host_knows: bool) -> dict:
         """Returns the host's part of a step in which each row drafts up to ``wanted`` tokens. The device limits that by
         the rows' room. Where the host knows the room, it does so, too, if that saves columns, or keeps processors from
         texts that are too long.
 
         Args:
+            chosen: whether K was chosen for this step.
             host_knows: whether the host has read all texts, and passes them to the step.
         """
         rows, texts, allowed = self.rows[: len(wanted)], [], wanted
+        # Columns without drafts would only cost time where steps differ in K anyway.
+        fixed_shape = self.config.graphs is not None or not chosen
         if host_knows:
             if not fixed_shape or self.state.processors:
                 allowed = [min(n, max(s.room - 1, 0)) if s else 0 for n, s in zip(wanted, rows, strict=True)]
@@ -425,6 +434,7 @@ class Batch:
             "num_ranked": self.device_rows.set_ranked(ranked),
             # There are two values only, because captured steps fix it.
             "top": MAX_TOP if any(tops.values()) else 0,
+            "cut": functools.partial(self.config.num_drafts.cut, len(wanted), self.live) if chosen else lambda _: None,
         }
 
     def _visible(self, num_drafts: int) -> int:
@@ -492,6 +502,9 @@ class Batch:
                 sequence.fail(error)
                 self.finish(sequence)
                 continue
+            if (copies := result.drafts.copies) is not None:
+                learned = sequence.text[len(sequence.text) - emitted :]
+                self.config.num_drafts.learn(copies.matched[row], copies.tokens[row], learned)
             results.append(RowResult(asked, accepted, emitted, not sequence.live))
             if sequence.may_draft and sequence.drafter_failed():
                 sequence.may_draft = False

@@ -16,20 +16,16 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from ..checks import read_count, refuse
+from ..drafters.protocol import Copies
+from .step_times import DECAY, SEEN, StepTimes, by_position
 
 CHOICE = 6  # steps for which a K is kept, since choosing takes time
 LOOK_AROUND = 32  # choices, after which one step has another K, so that its time stays known
 MARGIN = 1.03  # by which drafts must be expected to win: what seems best is often so by chance
-DECAY = 0.98  # weight of older steps in the acceptance, and in the time that the drafter takes to read prompts
-GUESS, GUESS_WEIGHT = 0.8, 2.0  # acceptance before anything was tested: optimistic, since only drafting shows it
+GUESS = 0.8  # acceptance before anything was tested: optimistic, since only drafting shows it
 SHARE = 0.01  # of the time, which drafts that do not pay may lose
 PAUSE = 32, 2048  # plain steps after such drafts, at least and at most
 TRIAL = 4  # steps with one draft, after a pause
-SEEN = 2  # steps of a width, after a first one, by which drafts may be given up
-TIMED = 5  # steps of a width before its time is known, after a first one that warms caches; the shortest counts
-SPEED_RATE = 0.25  # how fast the machine's speed is followed
-WIDTH_RATE = 0.03  # how fast the times of widths are followed, relative to each other
-SURPRISE = 0.4  # the largest error that counts, as a logarithm: a longer step was interrupted by something
 
 
 @dataclass(frozen=True)
@@ -116,6 +112,13 @@ class FixedK:
     def took(self, rows: int, num_drafts: int, width: int, seconds: float) -> None:
         pass
 
+    def cut(self, rows: int, live: int, copies: Copies) -> int | None:
+        """Returns how many copied drafts a step verifies, after they were found; None: all."""
+        return None
+
+    def learn(self, matched: int, copied: Sequence[int], emitted: Sequence[int]) -> None:
+        pass
+
     def caught_up(self, seconds: float) -> None:
         pass
 
@@ -126,11 +129,11 @@ class FixedK:
         return None
 
 
-class AdaptiveK(FixedK):
-    """Chooses K. One object serves all batches of a decoder.
+class TimedK(FixedK):
+    """Chooses K by the times of steps. One object serves all batches of a decoder.
 
     Args:
-        few: only 0, 1, 2, 4, ... are chosen, as each K takes a CUDA graph.
+        few: only 0, 1, 2, 4, ... are chosen, as each K takes a CUDA graph, or a recording.
     """
 
     adapts = True
@@ -142,12 +145,6 @@ class AdaptiveK(FixedK):
         self.widths = sorted({0, self.fixed, self.most, *powers} if few else range(self.most + 1))
         self._given = drafts.costs
         self._times: dict[int, StepTimes] = {}
-        self._tested, self._accepted = [0.0] * self.most, [0.0] * self.most
-        self._k, self._keep, self._choices = self.widths[1], 0, 0
-        self._pause = 0  # plain steps before the next trial
-        self._balance = 0.0  # plain steps that drafts have won since the last pause; < 0: lost
-        self._resumed: StepTimes | None = None  # of the rows whose drafter is about to read what it missed
-        self._reading = 0.0  # seconds a step in which the drafter reads prompts
 
     def chooses(self, text_depends: bool) -> bool:
         return not text_depends
@@ -156,6 +153,32 @@ class AdaptiveK(FixedK):
         if rows not in self._times:
             self._times[rows] = StepTimes(self.widths, self._given)
         return self._times[rows]
+
+    def took(self, rows: int, num_drafts: int, width: int, seconds: float) -> None:
+        """Records the time of a step that was asked for ``num_drafts`` and verified ``width``."""
+        self._of(rows).took(num_drafts, width, seconds)
+
+    def costs(self, rows: int) -> list[float] | None:
+        """Returns T(0), T(1), ... in units of T(0), rounded to hundredths; None if they are not known yet."""
+        if self._given is not None:
+            return list(self._given)
+        times = self._times.get(rows)
+        if times is None or times.missing(self.most, SEEN) is not None:
+            return None
+        return [round(times.of(k) / times.of(0), 2) for k in range(self.most + 1)]
+
+
+class AdaptiveK(TimedK):
+    """Chooses K before a step drafts, by the acceptance of drafts at each position."""
+
+    def __init__(self, drafts: AdaptiveDrafts, few: bool):
+        super().__init__(drafts, few)
+        self._tested, self._accepted = [0.0] * self.most, [0.0] * self.most
+        self._k, self._keep, self._choices = self.widths[1], 0, 0
+        self._pause = 0  # plain steps before the next trial
+        self._balance = 0.0  # plain steps that drafts have won since the last pause; < 0: lost
+        self._resumed: StepTimes | None = None  # of the rows whose drafter is about to read what it missed
+        self._reading = 0.0  # seconds a step in which the drafter reads prompts
 
     def choose(self, rows: int, live: int, caps: Sequence[int]) -> int:
         """Returns K of the next step.
@@ -211,10 +234,6 @@ class AdaptiveK(FixedK):
         that was never tested is expected to be like the one before."""
         return by_position(self._tested, self._accepted, GUESS)
 
-    def took(self, rows: int, num_drafts: int, width: int, seconds: float) -> None:
-        """Records the time of a step that was asked for ``num_drafts`` and verified ``width``."""
-        self._of(rows).took(num_drafts, width, seconds)
-
     def caught_up(self, seconds: float) -> None:
         """Records the time in which the drafter read prompts, or what it had missed in steps without drafts."""
         if self._resumed is None:
@@ -243,95 +262,3 @@ class AdaptiveK(FixedK):
         if results and times.missing(num_drafts, SEEN) is None:
             emitted = sum(r.emitted for r in results) / len(results)
             self._balance += emitted - (times.of(width) + self._reading) / times.of(0)
-
-    def costs(self, rows: int) -> list[float] | None:
-        """Returns T(0), T(1), ... in units of T(0), rounded to hundredths; None if they are not known yet."""
-        if self._given is not None:
-            return list(self._given)
-        times = self._times.get(rows)
-        if times is None or times.missing(self.most, SEEN) is not None:
-            return None
-        return [round(times.of(k) / times.of(0), 2) for k in range(self.most + 1)]
-
-
-class StepTimes:
-    """T(K) of steps with one number of rows, and how many drafts are found in them. Three widths are asked for first:
-    no drafts, one, and many. T is a straight line between timed widths, since each draft adds a draft forward and a
-    token to verify.
-
-    All steps are timed from then on. A change of the machine's speed shows in whatever width is in use, so the speed is
-    a factor of its own, and the times of widths among each other change slowly.
-
-    Args:
-        widths: the K that may be chosen, ascending from 0.
-        costs: T of every K, which then never changes; None: learned.
-    """
-
-    def __init__(self, widths: Sequence[int], costs: Sequence[float] | None):
-        self.widths, self._fixed = widths, costs is not None
-        last = len(widths) - 1
-        self._first = sorted({widths[0], widths[min(1, last)], widths[-(-3 * last // 4)]})
-        self._times = {k: math.log(costs[k]) for k in widths} if costs is not None else {}  # logarithms, at speed 0
-        self._speed = 0.0  # logarithm of a factor of all times
-        self._turns = dict.fromkeys(widths, 0)  # steps that were asked for a width
-        self._visits = dict.fromkeys(range(widths[-1] + 1), 0)  # those that had it
-        self._asked, self._found = [0.0] * widths[-1], [0.0] * widths[-1]  # steps, by the drafts' position
-
-    def missing(self, most: int, steps: int = TIMED) -> int | None:
-        """Returns a width up to ``most`` that has to be asked for before T is known by so many steps of each; None: it
-        is. Widths take turns, so that a change of the machine's load affects all of them."""
-        if self._fixed:
-            return None
-        fewest = min((k for k in self._first if k <= most), key=self._turns.__getitem__)
-        return fewest if self._turns[fewest] <= steps else None
-
-    def found(self, asked: int, width: int) -> None:
-        """Records that ``width`` of ``asked`` drafts were found in the row with the most."""
-        for i in range(self.widths[-1]):
-            self._asked[i] = DECAY * self._asked[i] + (i < asked and i <= width)
-            self._found[i] = DECAY * self._found[i] + (i < width)
-
-    def expected(self) -> list[float]:
-        """Returns the seconds that a step is expected to take which is asked for 0, 1, ... drafts."""
-        chance, seconds = 1.0, [self.of(0)]
-        for k, found in enumerate(by_position(self._asked, self._found, 1.0), 1):
-            chance *= found
-            seconds.append(seconds[-1] + chance * (self.of(k) - self.of(k - 1)))
-        return seconds
-
-    def took(self, asked: int, width: int, seconds: float) -> None:
-        """Records the time of a step. It is that of the width that was found, however many drafts were asked for."""
-        if self._fixed or seconds <= 0 or width not in self._visits:
-            return
-        if asked in self._turns:
-            self._turns[asked] += 1
-        self._visits[width] += 1
-        count, time, line = self._visits[width] - 1, math.log(seconds) - self._speed, len(self._times) > 1
-        if count == 0 and line:  # it warms caches
-            return
-        if not line or (width in self._first and count <= TIMED):
-            self._times[width] = min(time, self._times.get(width, time))
-        else:
-            known = self._times.get(width)
-            if known is None:
-                known = math.log(self.of(width)) - self._speed
-            error = min(max(time - known, -SURPRISE), SURPRISE)
-            self._times[width] = known + max(1 / (count + 1), WIDTH_RATE) * error
-            self._speed += SPEED_RATE * error
-
-    def of(self, width: int) -> float:
-        """Returns T(width) in seconds, by the line through the timed widths around it."""
-        points = sorted(self._times.items())
-        i = next((i for i in range(1, len(points)) if points[i][0] >= width), len(points) - 1)
-        (k0, t0), (k1, t1) = ((k, math.exp(t + self._speed)) for k, t in (points[max(i - 1, 0)], points[i]))
-        return t0 + max(t1 - t0, 0.0) * (width - k0) / max(k1 - k0, 1)
-
-
-def by_position(tested: Sequence[float], passed: Sequence[float], guess: float) -> list[float]:
-    """Returns the probability that a draft passes if those before it did, by position. A position that was never tested
-    is expected to be like the one before."""
-    found = []
-    for n, of_these in zip(tested, passed, strict=True):
-        guess = (of_these + GUESS_WEIGHT * guess) / (n + GUESS_WEIGHT)
-        found.append(guess)
-    return found

@@ -152,9 +152,10 @@ class SpeculativeLoop:
         """Returns the step's drafts, with the q that they were drawn from."""
         drafts = self.session.propose(step) if step.num_drafts and self.session is not None else None
         drafts = drafts or Drafts.none(step)
-        if not step.fixed_shape:
-            return drafts
-        return drafts.widened(step.num_drafts if drafts.parents is None else self.state.nodes)
+        columns = step.num_drafts if drafts.parents is None else self.state.nodes
+        if drafts.copies is not None and (count := step.cut(drafts.copies)) is not None:
+            columns, drafts = count, drafts.first(count)
+        return drafts.widened(columns) if step.fixed_shape else drafts
 
     def counts(self, step: Step, drafts: Drafts, tree: Tree | None) -> torch.Tensor:
         """Returns [n, k] bool, the drafts that count: a row may have so many of them, and an id outside the vocabulary

@@ -18,6 +18,7 @@ from .attention import MAX_QUERIES, Mask, Queries, block_mask, choose, dense_mas
 from .compiled import CompiledForward, compiled_copy
 from .copied_modules import same_objects
 from .huge_pages import move_to_huge_pages, read_whole
+from .kept_cache import KeptCache
 from .kv_cache import StaticKVCache, check_cache_dtype, stored_dtype, visible_slots
 from .kv_layer import LayerSlot, Slot
 from .linear import is_native, with_native_linear
@@ -160,6 +161,7 @@ class CachedModel:
         self._compile = compile
         self._compiled: CompiledForward | None = None
         self._inside: list[object] = []
+        self._kept = KeptCache()
         self._take_attention()
 
     @property
@@ -209,7 +211,7 @@ class CachedModel:
         return CachedModel(self.model, self.name, "auto", self.cache_dtype, True, self._fed_vocabulary)
 
     def new_cache(self, batch_size: int, capacity: int, window: int = 1) -> StaticKVCache:
-        """Returns a new cache with all its memory allocated.
+        """Returns a cache with all its memory allocated: a new one, or one that was kept, which may have more slots.
 
         Args:
             window: the most tokens of a sequence that a step feeds this model, over all its forwards; only recurrent
@@ -220,9 +222,16 @@ class CachedModel:
         """
         self._take_attention()
         slots = self.stored_slots()
+        if (kept := self._kept.take(batch_size, capacity, slots)) is not None:
+            return kept
         cache = self._cache(batch_size, capacity, self.cache_dtype, window)
         cache.allocate(slots, self._probe().recurrent)
         return cache
+
+    def keep(self, cache: StaticKVCache) -> None:
+        """Takes back a cache that nobody uses any more, for one of the next texts."""
+        if self._attention == "native" and self._records:
+            self._kept.give(cache)
 
     def _cache(self, batch_size: int, capacity: int, dtype: torch.dtype | None, window: int) -> StaticKVCache:
         own = self.config, batch_size, capacity, self.device, self.needs_2d_mask

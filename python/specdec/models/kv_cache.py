@@ -86,7 +86,7 @@ class StaticKVCache(Cache):
         kinds = [RecurrentLayer if i in recurrent else KVLayer for i in range(count)]
         super().__init__(layers=[kind(self._writer) for kind in kinds])
         self.recurrent = [layer for layer in self.layers if isinstance(layer, RecurrentLayer)]
-        self.capacity, self.trash = capacity, capacity - 1
+        self.rows, self.capacity, self.trash = batch_size, capacity, capacity - 1
         self.lengths = torch.zeros(batch_size, dtype=torch.int64, device=device)
         self._committed = torch.zeros_like(self.lengths)
         self._used_rows: set[int] = set()  # rows that have held a sequence
@@ -140,7 +140,7 @@ class StaticKVCache(Cache):
     def committed(self) -> list[int]:
         """Returns how many tokens of each row can no longer be rolled back: 0 where no layer has a state, otherwise
         what the host waits for the device to know."""
-        return self._committed.tolist() if self.recurrent else [0] * self._writer.batch_size
+        return self._committed.tolist() if self.recurrent else [0] * self.rows
 
     def begin(self, row: int, kept: int = 0) -> None:
         """Prepares ``row`` for a new sequence, whose first ``kept`` tokens are stored there. Other keys and values of
@@ -154,6 +154,11 @@ class StaticKVCache(Cache):
             if layer.is_initialized:
                 layer.keys[row, :, kept:].zero_()
                 layer.values[row, :, kept:].zero_()
+
+    def restart(self) -> None:
+        """Prepares all rows for new sequences, where no attention reads what is in their slots now."""
+        self.lengths = torch.zeros(self.rows, dtype=torch.int64, device=self._writer.device)
+        self._used_rows = set(range(self.rows))
 
     def copy_rows(self, sources: Sequence[int], rows: Sequence[int], count: int) -> None:
         """Copies what is stored of the first ``count`` tokens in the rows ``sources`` to the rows ``rows``. All is read

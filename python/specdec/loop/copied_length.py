@@ -1,0 +1,97 @@
+"""How many copied tokens a step verifies, chosen after they were found.
+
+A drafter that copies finds its tokens in microseconds, so it is asked for the most in every step, and what is worth
+their verification is known only then: a copy after twenty tokens that were the same is right to the end nine times of
+ten, one after a single token hardly ever. So the chance of a copied token is learned by how many tokens before it match
+(SuffixDecoding, Oliaro et al., arXiv 2411.04975, section 3, estimates it by how often a continuation occurred). Also
+tokens that were not verified teach it: the text shows whether they were right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import takewhile
+
+from ..drafters.protocol import Copies
+from .draft_length import MARGIN, AdaptiveDrafts, TimedK
+from .step_times import GUESS_WEIGHT, SEEN
+
+LONGEST = 20  # matching tokens; more are like these
+MEMORY = 0.99  # weight of older tokens in the chance of those with as many matching ones
+LOOK_AROUND = 32  # choices, after which one step has a neighbouring width, so that its time stays known
+
+
+class Chances:
+    """How likely a copied token is right, by the number of tokens before it that match."""
+
+    def __init__(self) -> None:
+        self._tested, self._right = [0.0] * (LONGEST + 1), [0.0] * (LONGEST + 1)
+
+    def of(self, matched: int) -> float:
+        n = min(matched, LONGEST)
+        return (self._right[n] + GUESS_WEIGHT * _guess(n)) / (self._tested[n] + GUESS_WEIGHT)
+
+    def learn(self, matched: int, copied: Sequence[int], emitted: Sequence[int]) -> None:
+        """Records what a text emitted where it was expected to emit ``copied``."""
+        for n, (own, token) in enumerate(zip(copied, emitted, strict=False), matched):
+            n = min(n, LONGEST)
+            self._tested[n] = MEMORY * self._tested[n] + 1
+            self._right[n] = MEMORY * self._right[n] + (own == token)
+            if own != token:
+                return
+
+
+def _guess(matched: int) -> float:
+    """The chance before anything was seen. A prediction that nothing has confirmed yet is somebody's own."""
+    return matched / (matched + 2) if matched else 0.8
+
+
+class CopiedK(TimedK):
+    """Chooses how many copied tokens are verified, such that the batch emits the most tokens a second."""
+
+    def __init__(self, drafts: AdaptiveDrafts):
+        super().__init__(drafts, few=True)
+        self.chances, self._choices = Chances(), 0
+
+    def choose(self, rows: int, live: int, caps: Sequence[int]) -> int:
+        return self.most
+
+    def took(self, rows: int, num_drafts: int, width: int, seconds: float) -> None:
+        super().took(rows, width, width, seconds)
+
+    def learn(self, matched: int, copied: Sequence[int], emitted: Sequence[int]) -> None:
+        self.chances.learn(matched, copied, emitted)
+
+    def cut(self, rows: int, live: int, copies: Copies) -> int:
+        """Returns how many drafts of the row with the most are verified.
+
+        Args:
+            rows: that the step has; ``live`` of them have a sequence.
+            copies: what was found in each row.
+        """
+        longest = max(map(len, copies.tokens))
+        times, widths = self._of(rows), [*takewhile(lambda k: k <= longest, self.widths)]
+        if (missing := times.missing(longest, SEEN)) is not None:
+            return missing
+        best = self._best(rows, live, copies, widths)
+        # Where drafts do not seem to pay, to time them more often would only lose.
+        if best and (missing := times.missing(longest)) is not None:
+            return missing
+        self._choices += 1
+        if self._choices % LOOK_AROUND:
+            return best
+        place = widths.index(best) + (1 if self._choices // LOOK_AROUND % 2 else -1)
+        return widths[min(max(place, 0), len(widths) - 1)]
+
+    def _best(self, rows: int, live: int, copies: Copies, widths: Sequence[int]) -> int:
+        times = self._of(rows)
+        best, rate, expected = 0, MARGIN * live / times.of(0), float(live)
+        found = [(matched, len(own)) for matched, own in zip(copies.matched, copies.tokens, strict=True) if own]
+        reached = [1.0] * len(found)
+        for k in range(1, widths[-1] + 1):
+            for i, (matched, count) in enumerate(found):
+                reached[i] *= self.chances.of(matched + k - 1) if k <= count else 0.0
+            expected += sum(reached)
+            if k in widths and expected / times.of(k) > rate:
+                best, rate = k, expected / times.of(k)
+        return best

@@ -1,0 +1,38 @@
+"""A cache that is kept for the next text: programs that were made over its memory (programs.py) then need not be made
+again, which takes as long as some steps of a small model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .kv_cache import StaticKVCache
+from .kv_layer import LayerSlot, Slot
+
+LARGEST = 1 << 28  # bytes; the texts that fill a larger one take long enough
+_MOST_SLOTS = 8  # times as many as are needed
+
+
+class KeptCache:
+    """At most one cache of a model. It is for models whose attention reads only the slots that were filled: the texts
+    are then the same over any cache with slots enough, whatever it held before."""
+
+    def __init__(self) -> None:
+        self._kept: list[StaticKVCache] = []
+
+    def give(self, cache: StaticKVCache) -> None:
+        """Keeps a cache that nobody uses any more, unless it is large, or has more than keys and values."""
+        size = sum(states.nbytes for states in cache.storage())
+        if size <= LARGEST and not cache.recurrent and cache.features is None:
+            self._kept = [cache]
+
+    def take(self, batch_size: int, capacity: int, slots: Sequence[LayerSlot]) -> StaticKVCache | None:
+        """Returns the cache that is kept, with lengths of 0 and at least so many slots; None: there is none like that,
+        and none is kept any longer."""
+        kept, self._kept = self._kept, []
+        for cache in kept:
+            stored = [(Slot.of(x.keys), Slot.of(x.values)) if x.is_initialized else None for x in cache.layers]
+            fits = cache.rows == batch_size and capacity <= cache.capacity <= _MOST_SLOTS * capacity
+            if fits and stored == list(slots):
+                cache.restart()
+                return cache
+        return None
