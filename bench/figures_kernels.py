@@ -94,12 +94,12 @@ def goals(results: Results) -> str:
         name, drafts = row["goal"], "typical" if row["drafts"] == "typical" else "all accepted"
         floor = row["cases"][name]["floor_seconds"]["stats"]["floor_all_rows"]
         times = [row["seconds"].get(f"{ours}+stats [cold]", {}).get("median") for ours in ("cuda", "triton")]
-        beside = [f"cuda+stats [cold]/{peer} [cold]" for peer in ("flashinfer", "eager")] + ["cuda+stats/transformers"]
-        faster = [number(1 / row["ratios"][key]["median"]) if key in row["ratios"] else "" for key in beside]
+        faster = _faster(row["ratios"], ["flashinfer [cold]", "eager [cold]"], "cuda+stats [cold]")
+        faster += _faster(row["ratios"], ["transformers"], "cuda+stats")
         shown = [_microseconds(seconds) for seconds in (floor, row.get("goal_seconds"), *times)]
         rows.append([f"`{name}`", drafts, *shown, *faster])
     head = ["case", "drafts", "floor", "goal", "`cuda`", "`triton`"]
-    head += [f"times as fast as {peer}" for peer in ("FlashInfer", "eager PyTorch", "transformers")]
+    head += _head(["FlashInfer", "eager PyTorch", "transformers"])
     there = {row["goal"] for row in r["rows"]}
     missing = [f"`{case.name}`" for case in GOALS if case.name not in there]
     left_out = f"Not reached in the time that there was: {', '.join(missing)}. " if missing else ""

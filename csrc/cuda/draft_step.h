@@ -1,5 +1,6 @@
-// draft_step in one launch: a cluster of blocks measures a sequence's row. Without filters, each of them then chooses
-// the block of logits that has the draft, and the one that keeps it draws; else block 0 does all of that.
+// The launch of draft_step that decides: a cluster of blocks takes a sequence, and measures its row if no launch before
+// did (statistics.h). Without filters, each block then chooses the block of logits that has the draft, and the one that
+// keeps it draws; else block 0 does all of that.
 #pragma once
 
 #include <optional>

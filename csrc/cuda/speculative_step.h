@@ -1,6 +1,6 @@
-// speculative_step in one launch: a cluster of blocks takes a sequence. All its blocks weigh rows and residuals, and
-// each of them then decides for itself how far drafts are kept. The one that keeps the logits of the next token draws
-// it.
+// The launch of speculative_step that decides: a cluster of blocks takes a sequence, and measures its rows if no launch
+// before did (statistics.h). All its blocks weigh rows and residuals, and each of them then decides for itself how far
+// drafts are kept. The one that keeps the logits of the next token draws it.
 #pragma once
 
 #include "walk.h"
