@@ -90,7 +90,8 @@ profile() { # GOAL SECONDS: what ncu sees of one launch, as a report, and as tab
   local page report=$folder/ncu-$1
   step "ncu-$1" "$2" ncu --clock-control none --set full --kernel-name regex:speculative_step_kernel --launch-skip 4 \
     --launch-count 1 -f -o "$report" "$python" bench/watched_step.py "$1" --device "$device" "${quick[@]}" || return
-  [[ ! -e $report.ncu-rep ]] || for page in details source; do
+  for page in details source; do
+    [[ -e $report.ncu-rep ]] && ((deadline - SECONDS > 60)) || continue
     timeout 60 ncu --import "$report.ncu-rep" --page "$page" --csv >"$report.$page.csv" 2>&1
   done
 }

@@ -1,6 +1,6 @@
 // Launches the kernels of an operation: one that measures and one that decides, on GPUs with clusters by the number of
-// blocks per sequence that finishes soonest. Where a sequence needs more memory than a block can have, and on other GPUs,
-// what a cluster keeps for its blocks is in global memory.
+// blocks per sequence that finishes soonest. Where a sequence needs more memory than a block can have, and on other
+// GPUs, what a cluster keeps for its blocks is in global memory.
 #pragma once
 
 #include <map>

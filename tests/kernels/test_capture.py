@@ -6,7 +6,6 @@ wrong ones."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -17,6 +16,7 @@ from support.captured import called, cuda_graph, keeps, on_gpu, stale
 
 from specdec_kernels import SamplingParams, TokenTable, draft_step, speculative_step
 from specdec_kernels.testing import random_step
+from specdec_kernels.testing.inputs import mapped
 
 GPU_BACKENDS = ("cuda", "triton")
 FORMS = {
@@ -44,17 +44,8 @@ class Loop(NamedTuple):
     d2t: torch.Tensor | None
 
     def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Loop:
-        """A copy with ``function`` applied to every tensor. Parameters are made unchecked, as checks cannot be
-        captured."""
-
-        def apply(value):
-            if isinstance(value, torch.Tensor):
-                return function(value)
-            if isinstance(value, SamplingParams):
-                return SamplingParams(**{f.name: apply(getattr(value, f.name)) for f in dataclasses.fields(value)})
-            return type(value)(*map(apply, value)) if isinstance(value, tuple) else value
-
-        return Loop(*map(apply, self))
+        """A copy with ``function`` applied to every tensor."""
+        return Loop(*mapped(tuple(self), function))
 
     def tensors(self) -> list[torch.Tensor]:
         found: list[torch.Tensor] = []
