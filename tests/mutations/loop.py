@@ -180,6 +180,17 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
+        "python/specdec/loop/copied_length.py",
+        "tests/loop/test_copied_length.py",
+        {
+            "copies-are-all-as-likely-as-their-first-token": ("matched + k - 1", "matched"),
+            "copies-learn-from-what-follows-a-wrong-one": (
+                "            if own != token:\n                return\n",
+                "",
+            ),
+        },
+    ),
+    *mutations(
         "python/specdec/loop/draft_length.py",
         K,
         {

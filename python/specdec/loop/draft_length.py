@@ -2,9 +2,8 @@
 
 K adapts by two estimates: T(n, K), the time of a step with n rows, and the acceptance of drafts by their position. A
 step that is asked for K drafts is expected to emit a token of each row and the accepted drafts. It takes the time of
-those that are found: a drafter that copies from the text may find fewer, and then fewer are verified. The K with the
-most tokens a second is chosen. It is 0 where no draft pays; drafts are then tried again now and then, which may lose
-``SHARE`` of the time.
+those that are found: a drafter may find fewer, and then fewer are verified. The K with the most tokens a second is
+chosen. It is 0 where no draft pays; drafts are then tried again now and then, which may lose ``SHARE`` of the time.
 """
 
 from __future__ import annotations
@@ -35,6 +34,8 @@ class AdaptiveDrafts:
     All rows of a step have the same K, because a step takes the time of its widest row. Greedy texts, and those of rule
     ``coupled``, do not depend on K. A sampled text of ``token`` or ``block`` has the target's distribution whatever K
     is, but it is another one for the same seed if K differs. So while there are such texts, K is fixed.
+
+    Of a drafter that copies, the most are looked up in every step, and how many are verified is chosen then.
 
     Args:
         max_drafts: the largest K, >= 1.
