@@ -1,10 +1,10 @@
 """How many copied tokens a step verifies, chosen after they were found.
 
-A drafter that copies finds its tokens in microseconds, so it is asked for the most in every step. Which of them are worth
-their verification is seen only then: after twenty matching tokens a copy is nearly always right, after one hardly ever.
-So the chance of a copied token is learned by how many tokens before it match. (SuffixDecoding, Oliaro et al., arXiv
-2411.04975, section 3, estimates it by how often the token followed.) Tokens that were not verified teach it as well: the
-text shows whether they were right.
+A drafter that copies finds its tokens in microseconds, so it is asked for the most in every step. Which of them are
+worth their verification is seen only then: after twenty matching tokens a copy is nearly always right, after one hardly
+ever. So the chance of a copied token is learned by how many tokens before it match. (SuffixDecoding, Oliaro et al.,
+arXiv 2411.04975, section 3, estimates it by how often the token followed.) Tokens that were not verified teach it as
+well: the text shows whether they were right.
 """
 
 from __future__ import annotations
