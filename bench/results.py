@@ -144,7 +144,7 @@ NEED_NO_DRAFT = "--drafter lookup --drafter suffix --drafter early-exit -k 4"
 STEP = "bench/bench_kernels.py step -B 1,8 --dtypes float32 -V 32000,128256"
 DRAFT_STEP = "bench/bench_kernels.py draft -B 1,8 --dtypes float32 -V 32000,128256"
 RECURRENT_STEP = "bench/bench_recurrent.py --threads"
-RIVAL, SHORT = "bench/rivals.py", "--new-tokens 64 --rounds 1"
+RIVAL = "bench/rivals.py"
 HEADS = ("--method model", "--method medusa", "--method eagle3", "--method dflash", "--tree 16")
 RULES = ("--method model", "--temperature 1", "-k 2 -k 4 -k 6", "--rule token --rule block --rule coupled")
 RESULTS = (
@@ -178,12 +178,13 @@ RESULTS = (
         "greedy_texts", f"bench/bench_greedy_texts.py {SMOLLM2} --json {{json}}", GREEDY_TEXTS, 18, models=(SMOLLM2,),
     ),
     Result(
-        "rivals", f"{RIVAL} {SMOLLM2} --gguf {PACKED} {THEIR_OWN} {SHORT} --json {{json}}", RIVALS, 24,
+        "rivals", f"{RIVAL} {SMOLLM2} --gguf {PACKED} {THEIR_OWN} --new-tokens 128 --rounds 1 --json {{json}}",
+        RIVALS, 30,
         models=(SMOLLM2, PACKED),
     ),
     Result(
-        "rivals.gemma3", f"{RIVAL} {GEMMA3} --gguf {GEMMA3_PACKED} --kinds bfloat16 {THEIR_OWN} {SHORT} "
-        "--json {json}", RIVALS, 12, models=(GEMMA3, GEMMA3_PACKED),
+        "rivals.gemma3", f"{RIVAL} {GEMMA3} --gguf {GEMMA3_PACKED} --kinds bfloat16 {THEIR_OWN} "
+        "--new-tokens 64 --rounds 1 --json {json}", RIVALS, 12, models=(GEMMA3, GEMMA3_PACKED),
     ),
     Result(
         "contention", f"{RIVAL} {SMOLLM2} --gguf {PACKED} --kinds bfloat16 --busy 1,2 --prompts 4 --new-tokens 32 "

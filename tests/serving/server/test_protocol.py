@@ -10,13 +10,16 @@ from typing import Required
 import pytest
 from openai.types import completion_create_params as completion_params
 from openai.types.chat import completion_create_params as chat_params
+from openai.types.responses import response_create_params
 from pydantic import ValidationError
 from specdec.serving.server.request_bodies import ChatRequest, CompletionRequest, refusal
+from specdec.serving.server.response_body import ResponsesRequest
 from typing_extensions import get_type_hints, is_typeddict
 
 ENDPOINTS = {
     "completions": (CompletionRequest, completion_params, {"model": "m", "prompt": "x"}),
     "chat": (ChatRequest, chat_params, {"model": "m", "messages": [{"role": "user", "content": "x"}]}),
+    "responses": (ResponsesRequest, response_create_params, {"model": "m", "input": "x"}),
 }
 # Whose effects the other tests of this folder show.
 SUPPORTED = {
@@ -31,13 +34,18 @@ SUPPORTED = {
         *("top_logprobs", "top_p", "user", "safety_identifier", "prompt_cache_key", "tools", "parallel_tool_calls"),
         "response_format",
     },
+    "responses": {
+        *("model", "input", "instructions", "max_output_tokens", "parallel_tool_calls", "prompt_cache_key", "stream"),
+        *("safety_identifier", "temperature", "text", "tool_choice", "tools", "top_p", "user"),
+    },
 }  # fmt: skip
 HARMLESS = {
     "function_call": "none", "functions": [], "metadata": {}, "modalities": ["text"],
     "service_tier": "auto", "store": False, "tool_choice": "auto",
-    "verbosity": "medium",
+    "verbosity": "medium", "background": False, "include": [], "reasoning": {}, "top_logprobs": 0,
+    "truncation": "disabled", "context_management": [], "stream_options": {"include_obfuscation": False},
 }  # fmt: skip
-ASKING = {"verbosity": "low"}  # where the last value of the type asks for nothing
+ASKING = {"verbosity": "low", "truncation": "auto"}  # where the last value of the type asks for nothing
 # Where the last member of a union is one that we refuse inside.
 OF_UNIONS = {
     "messages": [{"role": "user", "content": "x"}],
@@ -46,6 +54,12 @@ OF_UNIONS = {
     "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
     "tool_choice": {"type": "function", "function": {"name": "f"}},
 }
+OF_RESPONSES = {
+    "text": {"format": {"type": "json_schema", "name": "x", "schema": {}}},
+    "tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}],
+    "tool_choice": {"type": "function", "name": "f"},
+    "input": [{"role": "user", "content": "x"}],
+}
 EXTENSIONS = {
     *("top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos", "skip_special_tokens"),
     *("include_stop_str_in_output", "spaces_between_special_tokens", "prompt_logprobs", "add_special_tokens"),
@@ -53,9 +67,14 @@ EXTENSIONS = {
 }
 
 
+# What chats take and OpenAI's responses do not, or under another name.
+OF_CHATS = {"max_tokens", "n", "seed", "stop", "logit_bias", "presence_penalty", "frequency_penalty"}
+
+
 def documented(module) -> dict[str, object]:
     fields: dict[str, object] = {}
-    for kind in typing.get_args(module.CompletionCreateParams):  # streaming, and not
+    kinds = module.ResponseCreateParams if module is response_create_params else module.CompletionCreateParams
+    for kind in typing.get_args(kinds):  # streaming, and not
         fields |= get_type_hints(kind)
     return fields
 
@@ -99,7 +118,8 @@ def test_a_documented_field_is_supported_or_refused_by_name(endpoint, field):
     if field not in least:
         model.model_validate({**least, field: None})
     if field in SUPPORTED[endpoint]:
-        model.model_validate({**least, field: OF_UNIONS.get(field, sample(documented(module)[field]))})
+        given = OF_RESPONSES if endpoint == "responses" else OF_UNIONS
+        model.model_validate({**least, field: given.get(field, sample(documented(module)[field]))})
         return
     if field in HARMLESS:
         model.model_validate({**least, field: HARMLESS[field]})
@@ -110,7 +130,8 @@ def test_a_documented_field_is_supported_or_refused_by_name(endpoint, field):
 
 def test_no_other_fields_are_known():
     for model, module, _ in ENDPOINTS.values():
-        assert set(model.model_fields) - set(documented(module)) <= EXTENSIONS | {"prediction", "response_format"}
+        more = {"prediction", "response_format"} | (OF_CHATS if model is ResponsesRequest else set())
+        assert set(model.model_fields) - set(documented(module)) <= EXTENSIONS | more
 
 
 @pytest.mark.parametrize(
@@ -164,6 +185,8 @@ def test_no_other_fields_are_known():
 def test_values_are_strict(field, value, param):
     for model, _, least in ENDPOINTS.values():
         body = {**least, field: value}
+        if model is ResponsesRequest and field in ("specdec", "stream_options"):  # nothing of these is taken
+            param = field
         if param is None:
             model.model_validate(body)
         else:

@@ -12,14 +12,18 @@ from .service import Service
 
 
 class ChatForm:
+    """Attributes:
+    readers: of the texts.
+    """
+
     prefix, object, chunk_object = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
     def __init__(self, service: Service, body: ChatRequest, plan: Plan):
         self._names, self._tokenizer, self._body = service.names, service.tokenizer, body
-        self._readers = [plan.reading.new_reader() for _ in plan.requests]
+        self.readers = [plan.reading.new_reader() for _ in plan.requests]
 
     def choice(self, index: int, text: DecodedText, whole: Piece) -> dict[str, Any]:
-        reader = self._readers[index]
+        reader = self.readers[index]
         reader.push(whole.text)
         reader.finish()
         content = None if reader.calls and not reader.content else reader.content
@@ -36,19 +40,19 @@ class ChatForm:
         return [{"index": index, "delta": {"role": "assistant", "content": "", "refusal": None}, "logprobs": None}]
 
     def part(self, index: int, piece: Piece) -> dict[str, Any]:
-        new = self._readers[index].push(piece.text)
+        new = self.readers[index].push(piece.text)
         delta = self._delta(index, new) or {"content": ""}
         return {"index": index, "delta": delta, "logprobs": self._log_probs(piece.tokens)}
 
     def last(self, index: int) -> dict[str, Any]:
-        return {"index": index, "delta": self._delta(index, self._readers[index].finish()), "logprobs": None}
+        return {"index": index, "delta": self._delta(index, self.readers[index].finish()), "logprobs": None}
 
     def finish_reason(self, index: int, text: DecodedText) -> str:
-        return "tool_calls" if self._readers[index].calls and text.finish_reason == "stop" else text.finish_reason
+        return "tool_calls" if self.readers[index].calls and text.finish_reason == "stop" else text.finish_reason
 
     def reasoning_tokens(self) -> int:
         """Those that its text has when it is tokenized again."""
-        texts = [reader.reasoning for reader in self._readers if reader.reasoning]
+        texts = [reader.reasoning for reader in self.readers if reader.reasoning]
         return sum(map(len, self._tokenizer(texts, add_special_tokens=False).input_ids)) if texts else 0
 
     def _delta(self, index: int, new: Delta) -> dict[str, Any]:
@@ -56,7 +60,7 @@ class ChatForm:
         if new.content:
             delta["content"] = new.content
         if new.calls:
-            first = len(self._readers[index].calls) - len(new.calls)
+            first = len(self.readers[index].calls) - len(new.calls)
             delta["tool_calls"] = [{"index": i, **_call(call)} for i, call in enumerate(new.calls, first)]
         return delta
 

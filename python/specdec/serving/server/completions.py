@@ -1,4 +1,4 @@
-"""``POST /v1/completions`` and ``POST /v1/chat/completions``."""
+"""``POST /v1/completions``, ``/v1/chat/completions`` and ``/v1/responses``."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from ...detokenize import continuation
-from .answer import Answer, Form
+from .answer import Answer
 from .chat_form import ChatForm
 from .decoded_text import DecodedText, Piece, Token, spelled
+from .errors import ApiError
 from .events import EventStream
 from .plan import Plan, plan_chat, plan_completion
-from .request_bodies import ChatRequest, CompletionRequest, GenerationBody
+from .request_bodies import ChatRequest, CompletionRequest
+from .response_answer import ResponsesAnswer
+from .response_body import ResponsesRequest, as_chat, renamed
 from .service import Service
 
 router = APIRouter(prefix="/v1")
@@ -23,14 +26,25 @@ router = APIRouter(prefix="/v1")
 async def completions(request: Request, body: CompletionRequest) -> Response:
     service: Service = request.app.state.service
     plan = await plan_completion(service, body, owner_of(request))
-    return await respond(request, service, body, plan, CompletionForm(service, body, plan))
+    return await respond(request, Answer(service, body, plan, CompletionForm(service, body, plan)), body.stream)
 
 
 @router.post("/chat/completions")
 async def chat_completions(request: Request, body: ChatRequest) -> Response:
     service: Service = request.app.state.service
     plan = await plan_chat(service, body, owner_of(request))
-    return await respond(request, service, body, plan, ChatForm(service, body, plan))
+    return await respond(request, Answer(service, body, plan, ChatForm(service, body, plan)), body.stream)
+
+
+@router.post("/responses")
+async def responses(request: Request, body: ResponsesRequest) -> Response:
+    service: Service = request.app.state.service
+    chat = as_chat(body)
+    try:
+        plan = await plan_chat(service, chat, owner_of(request))
+        return await respond(request, ResponsesAnswer(service, body, chat, plan), body.stream)
+    except ApiError as error:
+        raise renamed(error) from error
 
 
 def owner_of(request: Request) -> Any:
@@ -38,16 +52,15 @@ def owner_of(request: Request) -> Any:
     return getattr(request.state, "owner", None)
 
 
-async def respond(request: Request, service: Service, body: GenerationBody, plan: Plan, form: Form) -> Response:
+async def respond(request: Request, answer: Answer, stream: bool | None) -> Response:
     """Decodes what was planned. Where the client leaves, this is cancelled, and so are the texts."""
-    answer = Answer(service, body, plan, form)
     await answer.begin()
 
     async def close() -> None:
         await answer.close()
         request.state.log.update(answer.logged)
 
-    if body.stream:
+    if stream:
         return EventStream(answer.stream, close)
     try:
         return JSONResponse(await answer.whole())

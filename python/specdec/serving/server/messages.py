@@ -39,9 +39,12 @@ def _json_object(text: str) -> str:
     return text
 
 
+JsonObject = Annotated[str, AfterValidator(_json_object)]
+
+
 class CalledFunction(Strict):
     name: str
-    arguments: Annotated[str, AfterValidator(_json_object)]
+    arguments: JsonObject
 
 
 class ToolCall(Strict):
