@@ -96,3 +96,13 @@ def serving(service: Service) -> Iterator[str]:
         finally:
             server.stop()
             thread.join()
+
+
+@contextmanager
+def saying(monkeypatch: pytest.MonkeyPatch, tokenizer: Any, texts: Mapping[int, str]) -> Iterator[tuple[str, Service]]:
+    """Yields the address and the service of a server that says these texts, by seed."""
+    tokenizer = chatml(tokenizer)
+    say(monkeypatch, tokenizer, texts)
+    service = scripted_service(tokenizer)
+    with serving(service) as url:
+        yield url, service

@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel, Field
 from specdec.serving.server.answer_reader import Call, Delta
 from specdec.serving.server.response_answer import Output
-from support.chatml import NAME, chatml, say, scripted_service, serving
+from support.chatml import NAME, chatml, say, saying, scripted_service, serving
 
 WEATHER = {
     "type": "function",
@@ -110,10 +110,7 @@ def without_ids(items: list[dict]) -> list[dict]:
 
 @pytest.fixture
 def client(pair, monkeypatch) -> Iterator[Client]:
-    tokenizer = chatml(pair[2])
-    say(monkeypatch, tokenizer, SAYS)
-    service = scripted_service(tokenizer)
-    with serving(service) as url:
+    with saying(monkeypatch, pair[2], SAYS) as (url, service):
         yield Client(url, service)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import openai
 import pytest
-from support.chatml import NAME, TEMPLATE, chatml, say, scripted_service, serving
+from support.chatml import NAME, TEMPLATE, chatml, say, saying, scripted_service, serving
 
 WEATHER = {
     "type": "function",
@@ -68,10 +68,7 @@ class Chat:
 
 @pytest.fixture
 def chat(pair, monkeypatch) -> Iterator[Chat]:
-    tokenizer = chatml(pair[2])
-    say(monkeypatch, tokenizer, SAYS)
-    service = scripted_service(tokenizer)
-    with serving(service) as url:
+    with saying(monkeypatch, pair[2], SAYS) as (url, service):
         yield Chat(url, service)
 
 

@@ -47,6 +47,11 @@ class ApiError(Exception):
         """What a client is told of an error whose trace is in the log."""
         return cls(500, f"the server failed; its log says more of request {request_id}", "failed")
 
+    def about(self, param: str) -> ApiError:
+        """The same error, with the client's name for its field, with which its message begins."""
+        message = param + self.message.removeprefix(self.param or "")
+        return ApiError(self.status, message, self.code, param or None, self.headers)
+
     @property
     def body(self) -> dict[str, Any]:
         kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")

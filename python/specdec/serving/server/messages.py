@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
@@ -24,7 +25,11 @@ class TextPart(Strict):
 Content = Annotated[str | list[TextPart], told('a text, or a list of parts {"type": "text", "text": ...}')]
 
 
-def joined(content: str | list[TextPart]) -> str:
+class HasText(Protocol):
+    text: str
+
+
+def joined(content: str | Sequence[HasText]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 

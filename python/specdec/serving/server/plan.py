@@ -90,7 +90,7 @@ class Plan:
         told = self.field if name == "prompt" else _FIELDS.get(name, name)
         if name == "grammar" and self.reading.calls is not None:
             told = "tools"
-        return ApiError(error.status, told + error.message.removeprefix(name), error.code, told or None, error.headers)
+        return error.about(told)
 
 
 async def plan_completion(service: Service, body: CompletionRequest, owner: Hashable) -> Plan:

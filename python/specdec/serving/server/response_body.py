@@ -9,7 +9,18 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from .errors import ApiError
 from .field_types import Strict, only, told
-from .messages import MAX_TOOLS, CalledFunction, Function, JsonObject, Message, NamedFunction, NamedTool, Tool, ToolCall
+from .messages import (
+    MAX_TOOLS,
+    CalledFunction,
+    Function,
+    JsonObject,
+    Message,
+    NamedFunction,
+    NamedTool,
+    Tool,
+    ToolCall,
+    joined,
+)
 from .request_bodies import ChatRequest, GenerationBody, JsonSchema, ResponseFormat
 
 
@@ -159,8 +170,8 @@ class ResponsesRequest(GenerationBody):
     truncation: Annotated[Any, only("disabled")] = None
 
 
-_OWN = {"max_tokens", "n", "response_format", "prompt_logprobs", "specdec", "stream_options"}
-_SHARED = [name for name in GenerationBody.model_fields if name not in _OWN]
+# What has the same name and meaning in both.
+_SHARED = [name for name in GenerationBody.model_fields if name not in ResponsesRequest.__annotations__]
 # Names of a chat's fields -> what clients call them here.
 _FIELDS = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text"}
 
@@ -186,8 +197,7 @@ def as_chat(body: ResponsesRequest) -> ChatRequest:
 def renamed(error: ApiError) -> ApiError:
     """An error about a field of the chat, with the client's name for it."""
     name = error.param or ""
-    own = _FIELDS.get(name, name)
-    return ApiError(error.status, own + error.message.removeprefix(name), error.code, own or None, error.headers)
+    return error.about(_FIELDS.get(name, name))
 
 
 def _format(text: TextSettings | None) -> ResponseFormat | None:
@@ -210,18 +220,14 @@ def _messages(instructions: str | None, items: Sequence[Any]) -> list[Message]:
     for item in items:
         if isinstance(item, ReasoningItem):
             own = answer("content", "tool_calls")
-            own["reasoning"] = own.get("reasoning", "") + "".join(part.text for part in item.content or [])
+            own["reasoning"] = own.get("reasoning", "") + joined(item.content or [])
         elif isinstance(item, CallItem):
             function = CalledFunction(name=item.name, arguments=item.arguments)
             answer().setdefault("tool_calls", []).append(ToolCall(id=item.call_id, type="function", function=function))
         elif isinstance(item, CallOutputItem):
-            found.append({"role": "tool", "tool_call_id": item.call_id, "content": _joined(item.output)})
+            found.append({"role": "tool", "tool_call_id": item.call_id, "content": joined(item.output)})
         elif item.role == "assistant":
-            answer("content", "tool_calls")["content"] = _joined(item.content)
+            answer("content", "tool_calls")["content"] = joined(item.content)
         else:
-            found.append({"role": item.role, "content": _joined(item.content)})
+            found.append({"role": item.role, "content": joined(item.content)})
     return [Message(**{"content": None if "tool_calls" in each else "", **each}) for each in found]
-
-
-def _joined(content: str | list[TextOfInput]) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content)
