@@ -238,10 +238,11 @@ def test_the_thread_sleeps_and_keeps_the_number_of_threads(monkeypatch):
     async def main():
         async with Engine(s) as engine:
             await engine.result(await engine.submit(Request([1, 2], 2)))
-            await asyncio.sleep(0.05)
-            asked = len(waits)
-            await asyncio.sleep(0.1)
-            assert len(waits) == asked
+            async with asyncio.timeout(10):
+                asked = -1
+                while len(waits) != asked:
+                    asked = len(waits)
+                    await asyncio.sleep(0.1)
 
     asyncio.run(main())
     assert set(counts) == {before} and len(counts) < 10

@@ -43,6 +43,12 @@ def nothing_left(lane) -> bool:
     return (usage.live, usage.prefilling, usage.waiting, usage.cache_tokens_used) == (0, 0, 0, 0)
 
 
+async def until(holds) -> None:
+    async with asyncio.timeout(10):
+        while not holds():
+            await asyncio.sleep(0.01)
+
+
 def at_port(service, **settings):
     return dataclasses.replace(service, settings=ServerSettings(port=0, **settings))
 
@@ -54,7 +60,8 @@ async def first_chunk(lines) -> None:
 
 
 def test_the_first_signal_lets_open_requests_end_and_takes_no_others(service, monkeypatch):
-    before = {signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
+    taken = (signal.SIGTERM, signal.SIGINT)
+    before = {signal.getsignal(each) for each in taken}
 
     async def main():
         served = at_port(service)
@@ -66,9 +73,8 @@ def test_the_first_signal_lets_open_requests_end_and_takes_no_others(service, mo
                 lines = stream.aiter_lines()
                 await first_chunk(lines)
                 signal.raise_signal(signal.SIGTERM)
-                await asyncio.sleep(0.3)  # uvicorn looks ten times a second
                 # A second one would end this process at once.
-                assert {signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)} == {signal.SIG_DFL}
+                await until(lambda: {signal.getsignal(each) for each in taken} == {signal.SIG_DFL})
                 statuses = [(await client.get(path)).status_code for path in ("/health", "/ready")]
                 refused = await client.post("/v1/completions", json=LONG)
                 assert [*statuses, refused.status_code] == [200, 503, 503]
@@ -80,7 +86,7 @@ def test_the_first_signal_lets_open_requests_end_and_takes_no_others(service, mo
         assert nothing_left(lane) and lane.engine.stopped == "the engine was closed"
 
     asyncio.run(main())
-    assert {signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)} == before
+    assert {signal.getsignal(each) for each in taken} == before
 
 
 def test_what_is_open_after_the_drain_is_cancelled_and_told(service, monkeypatch):
@@ -97,7 +103,7 @@ def test_what_is_open_after_the_drain_is_cancelled_and_told(service, monkeypatch
                 lines = stream.aiter_lines()
                 await first_chunk(lines)
                 server.stop()
-                await asyncio.sleep(0.5)
+                await until(lambda: lane.engine.stopped)
                 pace.release(2)  # the engine ends after the step in which it is
                 rest = [line async for line in lines if line]
             answer = await whole
@@ -129,24 +135,28 @@ def test_a_client_that_leaves_costs_no_more_than_one_step(service, monkeypatch, 
 
     async def main():
         lane = await service.lanes.get()
-        pace, client = Paced(lane, monkeypatch), asyncio.Queue()
+        pace, client, left = Paced(lane, monkeypatch), asyncio.Queue(), asyncio.Event()
+        cancel = lane.engine._cancel
 
         async def send(message):
             sent.append(message)
 
+        def cancelled(number):
+            left.set()
+            return cancel(number)
+
+        monkeypatch.setattr(lane.engine, "_cancel", cancelled)
+
         client.put_nowait({"type": "http.request", "body": json.dumps(body).encode(), "more_body": False})
         serving = asyncio.create_task(create_app(service)(scope, client.get, send))
         pace.release(4)
-        while lane.engine.usage.steps < 3:
-            await asyncio.sleep(0.01)
+        await until(lambda: lane.engine.usage.steps >= 3)
         assert not serving.done(), sent
         client.put_nowait({"type": "http.disconnect"})
-        await asyncio.sleep(0.1)
-        pace.release(1)
+        await asyncio.wait_for(left.wait(), 10)
+        pace.release(2)  # the step in which it is, and the one that returns its last output
         await asyncio.wait_for(serving, 10)
-        async with asyncio.timeout(10):
-            while not nothing_left(lane):
-                await asyncio.sleep(0.01)
+        await until(lambda: nothing_left(lane))
         assert lane.engine.usage.steps <= 5
 
     asyncio.run(main())
