@@ -67,6 +67,10 @@ class LineFile:
                 if line.endswith(b"\n"):
                     yield number, line
 
+    def at(self, begin: int, size: int) -> bytes:
+        """So many bytes from there on."""
+        return os.pread(self._file, size, begin)
+
     def cut(self) -> None:
         """Cuts off what comes after the last line."""
         os.ftruncate(self._file, self.end)

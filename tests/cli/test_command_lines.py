@@ -108,6 +108,7 @@ def test_command_lines_run(where, named, tmp_path, monkeypatch):
     shorten(monkeypatch, texts=48, new=64)  # a head is checked by as many
     for each in named.iterdir():
         (tmp_path / each.name).symlink_to(each)
+    (tmp_path / "out").mkdir()
     for line in BLOCKS[where]:
         before = ["", *line]
         of_dir = ["DRAFT" if option == "--draft" else "TARGET" for option in before]

@@ -78,11 +78,6 @@ def run_to_the_end(prompts: Path, output: Path, *options: object) -> float:
 def kill_and_resume(folder: Path, prompts: Path, kills: int, seed: int, *options: object) -> Killed:
     alone, output, rng = folder / "alone.jsonl", folder / "killed.jsonl", random.Random(seed)
     seconds = run_to_the_end(prompts, alone, *options)
-    settings = json.loads(alone.with_name("alone.jsonl.settings.json").read_text())
-    if settings["costs"] is not None:
-        # Costs measured anew would change texts, so the killed job resumes with those of the undisturbed one.
-        output.write_bytes(alone.read_bytes().splitlines(keepends=True)[0])
-        output.with_name("killed.jsonl.settings.json").write_text(json.dumps(settings))
     lines, partial, most = [], 0, max(1, number_of_lines(alone) * 3 // (4 * kills))
     while len(lines) < kills:
         child, more = start(prompts, output, *options), rng.randint(0, most)

@@ -19,6 +19,7 @@ from .distill_command import distill
 from .doctor_command import doctor
 from .generate_command import generate
 from .layout import UNLIMITED
+from .merge_command import merge
 from .option_groups import GroupedCommand
 from .report_command import report
 from .roofline_command import roofline
@@ -36,6 +37,7 @@ app = typer.Typer(
 )
 COMMANDS = {  # and what the list of all commands says of each, in 41 columns: it cuts what is longer
     generate: "Continues a prompt, or a file of prompts.",
+    merge: "Joins the results of a job's shards.",
     chat: "Talks with a model, here or on a server.",
     advise: "Says whether speculation pays, and how.",
     compare: "Times one setting beside transformers.",

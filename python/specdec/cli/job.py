@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ..jobs.input import JobFile
     from ..jobs.lines import LineSettings
     from ..jobs.output import Results
+    from ..jobs.shard import Shard
     from ..jobs.signals import Signals
     from ..loop.draft_length import AdaptiveDrafts
     from ..serving.scheduler import Scheduler
@@ -35,6 +36,12 @@ class JobOptions(SchedulingOptions):
 
     output: Path | None = option(
         None, "Write results of --batch-file to this file as they end, and resume where it has some."
+    )
+    shard: str | None = option(
+        None,
+        "Only every n-th prompt, from number i on, counted from 0: for n processes with an --output each, whose "
+        "results specdec merge joins.",
+        metavar="i/n",
     )
     no_progress: bool = option(False, "Say nothing while a job runs.", "--no-progress")
 
@@ -56,6 +63,16 @@ class JobOptions(SchedulingOptions):
         if num_return_sequences != 1:
             refuse("--num-return-sequences", f"{num_return_sequences} with --output", "1: give a prompt several lines")
         self.scheduling()
+        self.part()
+
+    def part(self) -> Shard:
+        """Which prompts are run."""
+        from ..jobs.shard import WHOLE, Shard
+
+        try:
+            return WHOLE if self.shard is None else Shard.parse(self.shard)
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="--shard") from error
 
 
 @dataclass(frozen=True)
@@ -74,6 +91,8 @@ class Job:
         """The settings that texts depend on, besides models and lines."""
         from specdec_kernels import __version__
 
+        from ..jobs.manifest import SHARD
+
         d, nodes = self.drafts, self.drafts.nodes
         return {
             "specdec": __version__,
@@ -83,7 +102,9 @@ class Job:
             **({} if self.at.bits is None else {"bits": self.at.bits}),
             "num_drafts": self.num_drafts if isinstance(self.num_drafts, int) else "auto",
             "max_length": self.options.max_length,
-            **({} if nodes is None else {"tree": nodes}),  # jobs that began before there were trees go on
+            # Jobs that began before there were these go on.
+            **({} if nodes is None else {"tree": nodes}),
+            **({} if self.options.shard is None else {SHARD: str(self.options.part())}),
         }
 
     def rounding(self) -> dict[str, object]:
@@ -110,10 +131,10 @@ class Job:
             try:
                 results = Results(self.options.output)
                 file = self._check(results)
-                if results.totals.results < file.mark.prompts:
+                if results.totals.results < file.prompts:
                     self._decode(file, results, signals)
                 else:
-                    remark(f"all {file.mark.prompts} prompts have results in {str(results.path)!r}: nothing to do")
+                    remark(f"all {file.prompts} prompts have results in {str(results.path)!r}: nothing to do")
                 return SOME_FAILED if results.totals.ends["failed"] else 0
             except (WriteError, Stopped) as error:
                 signals.ignore()
@@ -134,7 +155,8 @@ class Job:
         from ..jobs.manifest import make_settings
 
         check_defaults(self.defaults, self.at.vocab_size)
-        file = JobFile(self.batch_file, self.defaults, self.at.vocab_size, lambda: self.at.tokenizer)
+        part = self.options.part()
+        file = JobFile(self.batch_file, self.defaults, self.at.vocab_size, lambda: self.at.tokenizer, part)
         then = results.settings
         results.check_ids(file.check(None if then is None else InputMark(**then["input"])))
         paths = self.at.paths(self.drafts.drafter)
@@ -148,8 +170,8 @@ class Job:
         from ..jobs.run import RequestMaker, Speed, run_job
 
         if results.done:
-            remark(f"{len(results.done)} of {file.mark.prompts} prompts have results: going on")
-        prompts, totals = file.mark.prompts, results.totals
+            remark(f"{len(results.done)} of {file.prompts} prompts have results: going on")
+        prompts, totals = file.prompts, results.totals
         scrolling = self.as_json and on_terminal()  # results, which a bar would get in the way of
         with progress("loading models", not self.options.no_progress and not scrolling) as show:
             loaded = models.load(self.at, [self.drafts.drafter])

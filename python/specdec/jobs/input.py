@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeVar
 
 from ..checks import shown
 from .lines import KEYS, STANDARD_INPUT, JobLine, LineReader, LineSettings, Prompt
+from .shard import WHOLE, Shard
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -41,6 +42,7 @@ class JobFile:
         defaults: for what a line leaves open.
         vocab_size: V of the target: ids of ``logit_bias`` and ``banned_tokens`` are below it.
         tokenizer: returns that of the target. It is called for lines with messages, which are refused without it.
+        shard: which of its prompts are run; all are checked.
 
     Raises:
         InputError: it cannot be read.
@@ -52,15 +54,21 @@ class JobFile:
         defaults: LineSettings,
         vocab_size: int,
         tokenizer: Callable[[], PreTrainedTokenizerBase] | None = None,
+        shard: Shard = WHOLE,
     ):
         self.path, self._reader = path, LineReader(path, defaults, vocab_size, tokenizer=tokenizer)
-        self.mark = InputMark(0, "")  # of what was checked
+        self._shard, self.mark = shard, InputMark(0, "")  # of what was checked
         if path == STANDARD_INPUT or (path.exists() and not path.is_file()):  # a pipe cannot be read twice
             raise InputError(f"got {_name(path)}, allowed: a regular file")
         self._file = _open(path)
 
     def close(self) -> None:
         self._file.close()
+
+    @property
+    def prompts(self) -> int:
+        """How many are run, of those that were checked."""
+        return self._shard.size(self.mark.prompts)
 
     def check(self, earlier: InputMark | None = None) -> Set[str | int]:
         """Reads all lines, without models.
@@ -86,13 +94,15 @@ class JobFile:
         return ids.keys()
 
     def lines(self) -> Iterator[JobLine]:
-        """The lines that were checked. Raises InputError if the file is no longer the one that was."""
+        """The lines that are run, of those that were checked. Raises InputError if the file is no longer the one that
+        was."""
         digest = self._new_digest()
         for count, (number, text) in enumerate(self._prompts()):
             if count == self.mark.prompts:
                 break
             digest.update(text.encode() + b"\n")
-            yield _read(self._reader.read, self.path, number, count, text)
+            if self._shard.has(count):
+                yield _read(self._reader.read, self.path, number, count, text)
         if digest.hexdigest() != self.mark.digest:
             raise InputError(f"got {_name(self.path)}, which changed while the job ran, allowed: a file that stays")
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 SAMPLES, SAMPLE_BYTES = 64, 4096  # how many samples of every weight file a fingerprint covers, and of how many bytes
+SETTINGS_END = ".settings.json"  # of the name of the settings file, after the output's
+SHARD = "shard"  # the setting that says which part of a job an output is
 GGUF_BEGIN = 2**20  # bytes, the model's settings among them: the header does not say where it ends
 
 
@@ -55,7 +57,7 @@ def make_settings(
 
 
 def settings_path(output: Path) -> Path:
-    return output.with_name(output.name + ".settings.json")
+    return output.with_name(output.name + SETTINGS_END)
 
 
 def read_settings(output: Path, error_type: type[Exception]) -> dict:
