@@ -9,6 +9,8 @@ from results import Results
 
 PEER = "transformers"  # of bench_greedy_texts.py, which names it
 
+CROWDS = {"free": "none", "half": "half of them", "grammars": "all"}  # of bench_clients.py
+
 
 def greedy_texts(results: Results) -> str:
     """Of each dtype and way to decode: how many texts are those of transformers' plain decoding, and of its own."""
@@ -148,6 +150,24 @@ def grammar(results: Results) -> str:
         f"text at a time. {source(results, 'grammar')}"
     )
     return page(table(head, rows, mark(results, "grammar")), said)
+
+
+def clients(results: Results) -> str:
+    """Of each crowd of clients: the server's speed, and how many of the texts that had to obey did."""
+    r = results["clients"]
+    rows = [
+        (
+            CROWDS[row["crowd"]], spread(row["tokens_per_second"]), spread(row["of_free"]), f"{row['lost']}",
+            f"{row['whole']} of {row['obeying']}", f"{row['valid']}", f"{row['changed']}",
+        )
+        for row in r["rows"]
+    ]  # fmt: skip
+    head = ("texts that obey", "tokens/s", "of that without", "lost", "ended", "valid", "changed by others")
+    said = (
+        f"{r['target']}, {r['clients']} clients at once, {r['server_rows']} rows, up to {r['max_new_tokens']} tokens, "
+        f"temperature 1. {source(results, 'clients')}"
+    )
+    return page(table(head, rows, mark(results, "clients")), said)
 
 
 def greedy_in_short(results: Results) -> str:

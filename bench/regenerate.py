@@ -30,9 +30,9 @@ from rich.table import Table
 
 def make(result: Result, path: Path) -> str | None:
     """Runs the command. Returns why there is no whole result, or None."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "python", ROOT)))}
-    if result.instruction_set:
-        environment["SPECDEC_CPU_ISA"] = result.instruction_set
+    more = result.environment()
+    paths = ("python", ".", *([more["PYTHONPATH"]] if "PYTHONPATH" in more else []))
+    environment = {**os.environ, **more, "PYTHONPATH": os.pathsep.join(str(ROOT / path) for path in paths)}
     command = result.arguments(path)
     # Before it runs: the code that runs is that of now.
     about = {

@@ -48,6 +48,13 @@ RIVALS = (*ANY_MODEL, PROMPTS, "bench/rivals.py", "bench/rival_worker.py", "benc
 SERVED = tuple(f"python/specdec/serving/{name}.py" for name in ("engine", "scheduler"))
 PREFIXES = (*ANY_MODEL, "python/specdec/serving/scheduler.py", PROMPTS, "bench/bench_prefixes.py")
 GRAMMAR = (*ANY_MODEL, "python/specdec/sampling", "bench/bench_grammar.py", "bench/json_schemas.py")
+CLIENTS = (
+    *ANY_MODEL,
+    "python/specdec/sampling",
+    "python/specdec/serving",
+    "bench/bench_clients.py",
+    "bench/json_schemas.py",
+)
 LOADING = ("python/specdec/models", "specdec_kernels/*.py", "bench/bench_loading.py", "bench/weights.py")
 PERPLEXITY = (
     *(f"python/specdec/models/{name}" for name in ("linear.py", "packed_weights.py", "stored_weights.py")),
@@ -60,6 +67,7 @@ BY_PROMPT = ("cells.rounds.by_prompt",)  # needed for figures by kind of prompt
 # The folders of real models, which are not in the repository, and what makes each.
 SMOLLM2, GEMMA3 = "real_models/SmolLM2-135M-Instruct", "real_models/gemma-3-270m"
 PACKED, GEMMA3_PACKED = f"{SMOLLM2}.gguf", f"{GEMMA3}.gguf"
+LLAMA_AVX2 = "build/llama.avx2"  # llama.cpp as it is where there is no AVX-512
 DRAFT, EAGLE3 = f"{SMOLLM2}-draft", f"{SMOLLM2}-eagle3"
 THEIR_OWN = "--vllm build/vllm/bin/python --openvino build/openvino/bin/python"  # environments of rivals
 MADE_BY = {
@@ -68,8 +76,12 @@ MADE_BY = {
     PACKED: "python tools/real_models.py SmolLM2-135M-Instruct --packed",
     GEMMA3_PACKED: "python tools/real_models.py gemma-3-270m --packed",
     DRAFT: f"specdec distill {SMOLLM2} --output {DRAFT}",
+    LLAMA_AVX2: 'CMAKE_ARGS="-DGGML_NATIVE=OFF -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON -DGGML_BMI2=ON" '
+    f"pip install --no-deps --no-binary llama-cpp-python --target {LLAMA_AVX2} llama-cpp-python",
     EAGLE3: f"specdec train-heads {SMOLLM2} --output {EAGLE3}",
 }
+# What holds PyTorch and its libraries to an instruction set.
+OF_PEERS = {"avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}}
 
 
 @dataclass(frozen=True)
@@ -81,9 +93,10 @@ class Result:
             ``{folder}`` is a place for what it writes besides, which is empty before and gone afterwards.
         sources: the files, folders and patterns of files that it measures, and that measure.
         minutes: what it takes on two idle cores, about.
-        instruction_set: of the C++ kernels; None: the best that the machine has.
+        instruction_set: of the C++ kernels, and of PyTorch's; None: the best that the machine has.
         without: parts of a printed JSON that are left out; lists on the way are gone through.
         models: the folders and files of MADE_BY that it needs.
+        packages: one more of them, whose packages come before those of the environment.
         gpu: the one that it is made on, and the name of its folder.
     """
 
@@ -94,6 +107,7 @@ class Result:
     instruction_set: str | None = None
     without: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
+    packages: str | None = None
     gpu: str | None = None
 
     def path(self, folder: Path = FOLDER) -> Path:
@@ -104,7 +118,8 @@ class Result:
         """What it needs and is not there, and for models what makes them; None: all is there."""
         if self.gpu is not None and not torch.cuda.is_available():
             return f"no {self.gpu.upper()}"
-        missing = [model for model in self.models if not (ROOT / model).exists()]
+        needed = (*self.models, *(() if self.packages is None else (self.packages,)))
+        missing = [model for model in needed if not (ROOT / model).exists()]
         return f"no {', '.join(missing)}: {' && '.join(MADE_BY[model] for model in missing)}" if missing else None
 
     @property
@@ -120,10 +135,17 @@ class Result:
         shown = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
         return shlex.split(self.command.format(json=shlex.quote(str(shown)), folder=self.folder.relative_to(ROOT)))
 
+    def environment(self) -> dict[str, str]:
+        """What its command needs in the environment, besides what finds this package."""
+        found = {} if self.packages is None else {"PYTHONPATH": self.packages}
+        if self.instruction_set is None:
+            return found
+        return {**found, "SPECDEC_CPU_ISA": self.instruction_set, **OF_PEERS.get(self.instruction_set, {})}
+
     def line(self, path: Path) -> str:
         """The command, as a user would type it."""
-        variable = f"SPECDEC_CPU_ISA={self.instruction_set} " if self.instruction_set else ""
-        return f"{variable}python {shlex.join(self.arguments(path))}"
+        variables = "".join(f"{name}={value} " for name, value in self.environment().items())
+        return f"{variables}python {shlex.join(self.arguments(path))}"
 
 
 def of_bench(name: str, minutes: float, *options: str) -> Result:
@@ -178,9 +200,12 @@ RESULTS = (
         "greedy_texts", f"bench/bench_greedy_texts.py {SMOLLM2} --json {{json}}", GREEDY_TEXTS, 18, models=(SMOLLM2,),
     ),
     Result(
-        "rivals", f"{RIVAL} {SMOLLM2} --gguf {PACKED} {THEIR_OWN} --new-tokens 128 --rounds 1 --json {{json}}",
-        RIVALS, 30,
-        models=(SMOLLM2, PACKED),
+        "rivals", f"{RIVAL} {SMOLLM2} --gguf {PACKED} --draft {DRAFT} {THEIR_OWN} --new-tokens 128 --rounds 1 "
+        "--json {json}", RIVALS, 36, models=(SMOLLM2, PACKED, DRAFT),
+    ),
+    Result(
+        "rivals.avx2", f"{RIVAL} {SMOLLM2} --gguf {PACKED} --new-tokens 128 --rounds 1 --json {{json}}", RIVALS, 20,
+        "avx2", models=(SMOLLM2, PACKED), packages=LLAMA_AVX2,
     ),
     Result(
         "rivals.gemma3", f"{RIVAL} {GEMMA3} --gguf {GEMMA3_PACKED} --kinds bfloat16 {THEIR_OWN} "
@@ -198,7 +223,11 @@ RESULTS = (
         "prefixes", f"bench/bench_prefixes.py {SMOLLM2} --json {{json}}", PREFIXES, 15, models=(SMOLLM2,),
     ),
     Result(
-        "grammar", f"bench/bench_grammar.py {SMOLLM2} --json {{json}}", GRAMMAR, 60, models=(SMOLLM2,),
+        "grammar", f"bench/bench_grammar.py {SMOLLM2} --dtype bfloat16 --json {{json}}", GRAMMAR, 40,
+        models=(SMOLLM2,),
+    ),
+    Result(
+        "clients", f"bench/bench_clients.py {SMOLLM2} --json {{json}}", CLIENTS, 6, models=(SMOLLM2,),
     ),
     Result(
         "cpu_step", "bench/bench_cpu_step.py --json {json}", (*ANY_MODEL, "bench/bench_cpu_step.py"), 4,
