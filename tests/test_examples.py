@@ -11,11 +11,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import kubernetes_validate
 import pytest
 import specdec
 import torch
 import typer
+import yaml
 from specdec.cli import app
+from typer.main import get_command
 
 import specdec_kernels
 
@@ -121,3 +124,21 @@ def test_systemd_finds_no_fault_in_the_unit(tmp_path):
     unit.write_text(text.replace(command, f"ExecStart={sys.executable}"))
     process = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True)
     assert (process.returncode, process.stderr) == (0, "")
+
+
+def test_servers_on_kubernetes():
+    """The schema holds, and what the container is told the command knows."""
+    version = kubernetes_validate.latest_version()
+    deployment, service = yaml.safe_load_all((EXAMPLES / "kubernetes_server.yaml").read_text())
+    for each in (deployment, service):
+        kubernetes_validate.validate(each, version, strict=True)
+    pod = deployment["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    options = {name for param in get_command(app).commands["serve"].params for name in param.opts}
+    given = dict(argument.split("=") for argument in container["args"])
+    assert given.keys() <= options and pod["terminationGracePeriodSeconds"] > float(given["--drain-seconds"])
+    variables = {f"SPECDEC_SERVE_{name[2:].upper().replace('-', '_')}" for name in options if name.startswith("--")}
+    assert {variable["name"] for variable in container["env"]} <= variables
+    probes = [container[f"{name}Probe"]["httpGet"]["path"] for name in ("startup", "liveness", "readiness")]
+    assert probes == ["/health", "/health", "/ready"]
+    assert service["spec"]["selector"] == deployment["spec"]["template"]["metadata"]["labels"]

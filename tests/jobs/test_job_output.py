@@ -20,7 +20,7 @@ from specdec.jobs.input import InputMark, JobFile
 from specdec.jobs.lines import LineSettings
 from specdec.jobs.manifest import fingerprint, make_settings, write_settings
 from specdec.jobs.output import Results
-from specdec.jobs.run import RequestMaker, run_job
+from specdec.jobs.run import RequestMaker, decode_lines, write_results
 from specdec.jobs.signals import Signals
 from specdec.line_file import OutputError, WriteError
 from specdec.sampling.grammar import GrammarCompiler
@@ -68,7 +68,8 @@ def test_wherever_it_was_cut_it_ends_the_same(fake, done, pair, cut, order):
     results.begin(before)
     with Signals() as signals:
         scheduler, make = FakeScheduler(None, rows=3), RequestMaker(pair[2], [], GrammarCompiler)
-        run_job(scheduler, file.lines(), results, pair[2], make, signals, lambda row: None)
+        left = (line for line in file.lines() if line.id not in results.done)
+        write_results(decode_lines(scheduler, left, pair[2], make), results, signals, lambda row: None)
     results.close()
     file.close()
     assert sorted(output.read_bytes().splitlines()) == sorted(whole.splitlines())

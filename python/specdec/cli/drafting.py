@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 EXIT_LAYERS = (None, "Layers of the target that draft, with early-exit. Default: a quarter of them.")
 WITHOUT_DRAFT = "suffix"  # drafts for a target alone: on real text it is faster than lookup
 K = ("--num-drafts", "-k")
+JOB_DRAFTS = "4"
 TREE = (
     "Verify a tree of up to N drafts in each step, instead of one chain: several continuations, which share their "
     f"beginnings. For every drafter but {' and '.join(NO_TREES)}; --drafter tree has {TREE_NODES}."
@@ -88,6 +89,11 @@ class GenerateDrafts(DraftOptions):
             refuse("--confidence", self.confidence, "a number from 0 (off) to below 1")
         if self.confidence and self.drafter != "model":
             refuse("--confidence", f"{self.confidence} with --drafter {self.drafter}", "0, or --drafter model")
+
+    def for_a_job(self, models: ModelOptions) -> Self:
+        """As :meth:`chosen`, with a K that no clock chooses where none was named."""
+        drafts = self.chosen(models)
+        return drafts if drafts.nodes is not None else replace(drafts, num_drafts=drafts.num_drafts or JOB_DRAFTS)
 
 
 def default_drafter(models: ModelOptions) -> str:

@@ -160,17 +160,15 @@ def generate(
     for name, value in vars(of_lines.log_probs).items():
         if value is not None and value is not False and not printed:
             refuse(option_name(name), f"{option_name(name)} without --json", "both, or --output")
-    drafts = drafts.chosen(at)
+    drafts = drafts.chosen(at) if job.output is None else drafts.for_a_job(at)
     drafts.check(at)
     if shown.profile is not None:
         check_trace(shown.profile)
-    if job.output is not None and drafts.nodes is None:
-        drafts = replace(drafts, num_drafts=drafts.num_drafts or "4")
     num_drafts = drafting.read_num_drafts(drafts.num_drafts, nodes=drafts.nodes)
     params = of_lines.sampling.params(drafts.accept_rule)
     defaults = of_lines.settings()
     if given.batch_file is not None and job.output is not None:
-        whole = Job(given.batch_file, defaults, at, drafts, num_drafts, job, shown.as_json)
+        whole = Job(given.batch_file, defaults, at, drafts, job, shown.as_json)
         raise typer.Exit(whole.run())
     if given.batch_file is not None:
         lines = _read_lines(given.batch_file, defaults, at, text.num_return_sequences, printed)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from . import models
+from .drafting import read_num_drafts
+from .job_decoders import Decoders, Here
 from .option_groups import option
 from .options import SchedulingOptions
 from .progress_bar import progress
 from .show import print_drafter_error
 from .terminal import on_terminal, remark
-from .user_errors import option_name, refuse
+from .user_errors import check_counts, option_name, refuse
 
 if TYPE_CHECKING:
     from ..jobs.input import JobFile
@@ -23,11 +25,11 @@ if TYPE_CHECKING:
     from ..jobs.output import Results
     from ..jobs.shard import Shard
     from ..jobs.signals import Signals
-    from ..loop.draft_length import AdaptiveDrafts
-    from ..serving.scheduler import Scheduler
     from .drafting import GenerateDrafts
+    from .ray_job import Cluster
 
 SOME_FAILED, NOT_WRITTEN = 3, 4  # exit codes
+ROWS = 8  # of a scheduler, where --rows does not say it
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,13 @@ class JobOptions(SchedulingOptions):
         "results specdec merge joins.",
         metavar="i/n",
     )
+    ray: str | None = option(
+        None,
+        "Decode on a Ray cluster: its address; auto, the one of this machine; local, one that is started here.",
+        metavar="ADDRESS",
+    )
+    actors: int | None = option(None, "With --ray: decoders. Default: one a GPU; on CPUs one a node.")
+    actor_cpus: int | None = option(None, "With --ray: CPUs of each. Default: 1 beside a GPU; else a node's.")
     no_progress: bool = option(False, "Say nothing while a job runs.", "--no-progress")
 
     def check(self, batch_file: Path | None, num_return_sequences: int, **others: bool) -> None:
@@ -62,6 +71,10 @@ class JobOptions(SchedulingOptions):
                 refuse(option_name(name), f"{option_name(name)} with --output", allowed)
         if num_return_sequences != 1:
             refuse("--num-return-sequences", f"{num_return_sequences} with --output", "1: give a prompt several lines")
+        for name in ("actors", "actor_cpus"):
+            if getattr(self, name) is not None and self.ray is None:
+                refuse(option_name(name), f"{option_name(name)} without --ray", "both, or neither")
+        check_counts(1, actors=self.actors, actor_cpus=self.actor_cpus)
         self.scheduling()
         self.part()
 
@@ -83,7 +96,6 @@ class Job:
     defaults: LineSettings  # for what a line leaves open
     at: models.ModelOptions
     drafts: GenerateDrafts
-    num_drafts: int | AdaptiveDrafts
     options: JobOptions
     as_json: bool  # whether results are printed as well
 
@@ -94,13 +106,14 @@ class Job:
         from ..jobs.manifest import SHARD
 
         d, nodes = self.drafts, self.drafts.nodes
+        num_drafts = read_num_drafts(d.num_drafts, nodes=nodes)
         return {
             "specdec": __version__,
             **{name: getattr(d, name) for name in ("drafter", "exit_layers", "confidence")},
             "rule": d.accept_rule,
             "dtype": self.at.machine.dtype,
             **({} if self.at.bits is None else {"bits": self.at.bits}),
-            "num_drafts": self.num_drafts if isinstance(self.num_drafts, int) else "auto",
+            "num_drafts": num_drafts if isinstance(num_drafts, int) else "auto",
             "max_length": self.options.max_length,
             # Jobs that began before there were these go on.
             **({} if nodes is None else {"tree": nodes}),
@@ -130,9 +143,10 @@ class Job:
         with Signals() as signals:
             try:
                 results = Results(self.options.output)
-                file = self._check(results)
+                cluster, job = self._placed()
+                file = job._check(results)
                 if results.totals.results < file.prompts:
-                    self._decode(file, results, signals)
+                    job._decode(cluster, file, results, signals)
                 else:
                     remark(f"all {file.prompts} prompts have results in {str(results.path)!r}: nothing to do")
                 return SOME_FAILED if results.totals.ends["failed"] else 0
@@ -166,43 +180,52 @@ class Job:
             remark(f"Warning: {change}: near-ties may go another way, and other prompts may be too long", "red")
         return file
 
-    def _decode(self, file: JobFile, results: Results, signals: Signals) -> None:
-        from ..jobs.run import RequestMaker, Speed, run_job
+    def _placed(self) -> tuple[Cluster | None, Job]:
+        """Where it is decoded, if not here, and the job with the device that is used there."""
+        o, machine = self.options, self.at.machine
+        if o.ray is None:
+            return None, self
+        from .ray_job import join
+
+        cluster = join(o.ray, machine.device, o.actors, o.actor_cpus)
+        return cluster, replace(self, at=replace(self.at, machine=replace(machine, device=cluster.device)))
+
+    def _decode(self, cluster: Cluster | None, file: JobFile, results: Results, signals: Signals) -> None:
+        from ..jobs.run import Speed, write_results
 
         if results.done:
             remark(f"{len(results.done)} of {file.prompts} prompts have results: going on")
         prompts, totals = file.prompts, results.totals
         scrolling = self.as_json and on_terminal()  # results, which a bar would get in the way of
         with progress("loading models", not self.options.no_progress and not scrolling) as show:
-            loaded = models.load(self.at, [self.drafts.drafter])
-            scheduler = self._scheduler(loaded)
+            decoders = self._decoders(cluster, results)
             speed = Speed(totals)
 
             def tell(row: dict | None = None) -> None:
                 if row is not None and self.as_json:
                     typer.echo(json.dumps(row))
-                show(totals.results, prompts, speed.describe(totals, scheduler.usage.busy))
+                show(totals.results, prompts, f"{speed.describe(totals)}, {decoders.load}")
 
             tell()
+            left = (line for line in file.lines() if line.id not in results.done)
             try:
-                make = RequestMaker(loaded.tokenizer, loaded.tail, scheduler.decoder.grammar_compiler)
-                drafter_error = run_job(scheduler, file.lines(), results, loaded.tokenizer, make, signals, tell)
+                write_results(decoders.decode(left), results, signals, tell)
             finally:
-                scheduler.close()
-        if drafter_error is not None:
-            print_drafter_error(drafter_error)
+                decoders.close()
+        if decoders.drafter_error is not None:
+            print_drafter_error(decoders.drafter_error)
         ends = ", ".join(f"{count} {end}" for end, count in sorted(totals.ends.items()))
-        told = f"{totals.emitted} tokens, tau {totals.tau:.2f}, {speed.describe(totals, scheduler.usage.busy)}"
+        told = f"{totals.emitted} tokens, tau {totals.tau:.2f}, {speed.describe(totals)}, {decoders.load}"
         remark(f"all {prompts} prompts have results in {str(results.path)!r}: {ends}; {told}")
 
-    def _scheduler(self, loaded: models.Models) -> Scheduler:
-        from ..serving.scheduler import Scheduler
+    def _decoders(self, cluster: Cluster | None, results: Results) -> Decoders:
+        if cluster is None:
+            return Here(self.at, self.drafts, self.options)
+        from .ray_job import Actors, Checked
 
-        d = self.drafts
-        drafter = loaded.drafter(d.drafter, d.exit_layers, confidence=d.confidence)
-        return Scheduler(
-            loaded.decoder(drafter, self.num_drafts, d.nodes), rule=d.accept_rule, **self.options.scheduling()
-        )
+        assert results.settings is not None
+        made_with = results.settings["settings"]
+        return Actors(cluster, Checked(self.at, self.drafts, self.options, made_with), self.options.rows or ROWS)
 
 
 def tell_end(error: BaseException) -> int:

@@ -62,7 +62,7 @@ class OwnTexts:
         # Rows for as many tokens as the target has positions would take more memory than many machines have.
         options = JobOptions(output=self.texts, rows=ROWS, max_length=longest + NEW_TOKENS)
         defaults = LineSettings(max_new_tokens=NEW_TOKENS)
-        job = Job(self.prompts, defaults, at, GenerateDrafts(drafter="none"), 0, options, False)
+        job = Job(self.prompts, defaults, at, GenerateDrafts(drafter="none", num_drafts="0"), options, False)
         if code := job.run():
             raise typer.Exit(code)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -82,6 +83,16 @@ def user_errors(context: typer.Context) -> Iterator[None]:
         if argument not in (names := {**names, "input_ids": source}):
             raise
         raise typer.BadParameter(what, param_hint=names[argument]) from error
+
+
+@contextmanager
+def as_arguments() -> Iterator[None]:
+    """For what is called from Python but reads options as commands do: their errors name arguments, as ValueErrors."""
+    try:
+        yield
+    except typer.BadParameter as error:
+        named = re.sub("--([a-z-]+)", lambda option: option[1].replace("-", "_"), str(error.param_hint))
+        raise ValueError(f"{named}: {error.message}") from error
 
 
 def _shown(param: object) -> str:

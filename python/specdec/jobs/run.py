@@ -64,36 +64,28 @@ class RequestMaker:
         return Request(line.tokens(self._tokenizer), params=line.params, id=line, **of_line)
 
 
-def run_job(
-    scheduler: Runner,
-    lines: Iterator[JobLine],
-    results: Results,
-    tokenizer: PreTrainedTokenizerBase,
-    make: RequestMaker,
-    signals: Signals,
-    show: Callable[[dict], None],
-) -> str | None:
-    """Runs the prompts that have no result yet.
+def decode_lines(
+    scheduler: Runner, lines: Iterable[JobLine], tokenizer: PreTrainedTokenizerBase, make: RequestMaker
+) -> Iterator[dict]:
+    """Yields the results of lines, in the order in which their texts end. ``make`` makes the requests of lines."""
+    for decoded in scheduler.run(make(line) for line in lines):
+        yield result_of(decoded, tokenizer)
+
+
+def write_results(rows: Iterable[dict], results: Results, signals: Signals, show: Callable[[dict], None]) -> None:
+    """Writes each result as it comes.
 
     Args:
-        lines: all lines of the input, checked.
-        make: makes the requests of lines.
-        show: called with the line of every result, after it was written.
-
-    Returns:
-        Why the drafter failed, if it did: then texts are right but come more slowly. None: it did not fail.
+        show: called with every result, after it was written.
 
     Raises:
-        Stopped: by a signal. WriteError: the disk is full. InputError: the input changed. In each case the results so
-        far are in the file.
+        Stopped: by a signal. WriteError: the disk is full. In each case the results so far are in the file.
     """
-    for decoded in scheduler.run(make(line) for line in lines if line.id not in results.done):
-        row = result_of(decoded, tokenizer)
+    for row in rows:
         with signals.held():
             results.append(row)
         show(row)
     results.sync()
-    return scheduler.drafter_error
 
 
 def result_of(decoded: Decoded, tokenizer: PreTrainedTokenizerBase) -> dict:
@@ -109,12 +101,8 @@ class Speed:
     def __init__(self, totals: Totals):
         self._began, self._emitted = time.monotonic(), totals.emitted
 
-    def describe(self, totals: Totals, busy: float) -> str:
-        """
-        Args:
-            totals: of all results so far.
-            busy: the part of rows that were decoding, from 0 to 1, averaged over steps.
-        """
+    def describe(self, totals: Totals) -> str:
+        """``totals``: of all results so far."""
         seconds = time.monotonic() - self._began
         speed = (totals.emitted - self._emitted) / seconds if seconds else 0.0
-        return f"{speed:.1f} tokens/s, acceptance rate {totals.acceptance_rate:.2f}, rows busy {busy:.0%}"
+        return f"{speed:.1f} tokens/s, acceptance rate {totals.acceptance_rate:.2f}"
