@@ -38,7 +38,7 @@ def test_columns_in_and_out(loaded):
         "id": np.array(["a", "b", "c", "d"]),
         "prompt": np.array([*TEXTS[:3], ""], dtype=object),
         "seed": np.array([0, 1, 2, 3]),
-        "max_new_tokens": [None, 3, None, None],
+        "max_new_tokens": np.array([None, 3, np.nan, None], dtype=object),
         "answer": np.array([1.5, 2.5, 3.5, 4.5]),  # not ours
     }
     table = asyncio.run(decode(batch))

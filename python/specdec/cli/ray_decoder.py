@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -203,5 +204,7 @@ def _column_types() -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """What numpy and Arrow give as an array or a scalar, as JSON would have it."""
-    return value.tolist() if hasattr(value, "tolist") else value
+    """What numpy and Arrow give as an array or a scalar, as JSON would have it; None for NaN, which is pandas' word for
+    a missing value."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    return None if isinstance(value, float) and math.isnan(value) else value
