@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 
@@ -28,13 +29,18 @@ def open_new(path: Path) -> int:
     return open_itself(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
 
 
-def write_whole(path: Path, content: str | bytes) -> None:
-    """Writes the whole file or nothing, text as UTF-8; it is on the disk when this returns. Raises OSError."""
+def write_whole(path: Path, content: str | bytes | Iterable[bytes]) -> None:
+    """Writes the whole file or nothing, text as UTF-8; it is on the disk when this returns. Raises OSError.
+
+    Args:
+        content: of the file, or its parts, which need not be in memory all at once.
+    """
+    content = content.encode("utf-8") if isinstance(content, str) else content
     part = path.with_name(f".{path.name}.part")
     opened = open_new(part)
     try:
         with open(opened, "wb") as file:
-            file.write(content.encode("utf-8") if isinstance(content, str) else content)
+            file.writelines([content] if isinstance(content, bytes) else content)
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)

@@ -13,7 +13,7 @@ from . import models
 from .drafting import read_num_drafts
 from .job_decoders import Decoders, Here
 from .option_groups import option
-from .options import SchedulingOptions
+from .options import ROWS, SchedulingOptions
 from .progress_bar import progress
 from .show import print_drafter_error
 from .terminal import on_terminal, remark
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from .ray_job import Cluster
 
 SOME_FAILED, NOT_WRITTEN = 3, 4  # exit codes
-ROWS = 8  # of a scheduler, where --rows does not say it
 
 
 @dataclass(frozen=True)
@@ -50,8 +49,10 @@ class JobOptions(SchedulingOptions):
         "Decode on a Ray cluster: its address; auto, the one of this machine; local, one that is started here.",
         metavar="ADDRESS",
     )
-    actors: int | None = option(None, "With --ray: decoders. Default: one a GPU; on CPUs one a node.")
-    actor_cpus: int | None = option(None, "With --ray: CPUs of each. Default: 1 beside a GPU; else a node's.")
+    actors: int | None = option(None, "With --ray: decoders. Default: as many as the cluster has room for.")
+    actor_cpus: int | None = option(
+        None, "With --ray: CPUs of each. Default: 1 beside a GPU; else the smallest node's."
+    )
     no_progress: bool = option(False, "Say nothing while a job runs.", "--no-progress")
 
     def check(self, batch_file: Path | None, num_return_sequences: int, **others: bool) -> None:

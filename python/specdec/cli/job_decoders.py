@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 class Decoders(Protocol):
     """What decodes the lines of a job."""
 
-    drafter_error: str | None  # why the drafter was dropped: then texts are right, but come more slowly
+    @property
+    def drafter_error(self) -> str | None:
+        """Why the drafter was dropped: then texts are right, but come more slowly. None: it was not."""
 
     @property
     def load(self) -> str:
@@ -33,10 +35,12 @@ class Decoders(Protocol):
 class Here:
     """Decodes in this process."""
 
-    drafter_error: str | None = None
-
     def __init__(self, at: models.ModelOptions, drafts: GenerateDrafts, options: SchedulingOptions):
         self._scheduler, self._loaded = scheduler_of(at, drafts, options)
+
+    @property
+    def drafter_error(self) -> str | None:
+        return self._scheduler.drafter_error
 
     @property
     def load(self) -> str:
@@ -47,8 +51,7 @@ class Here:
 
         loaded = self._loaded
         make = RequestMaker(loaded.tokenizer, loaded.tail, self._scheduler.decoder.grammar_compiler)
-        yield from decode_lines(self._scheduler, lines, loaded.tokenizer, make)
-        self.drafter_error = self._scheduler.drafter_error
+        return decode_lines(self._scheduler, lines, loaded.tokenizer, make)
 
     def close(self) -> None:
         self._scheduler.close()

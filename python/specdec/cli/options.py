@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from ..sampling.grammar_source import GrammarSource
 
+ROWS = 8  # of a scheduler, where --rows does not say it
 _PREFIXES = tuple(enumerate("kMGT", 1))
 
 
@@ -99,7 +100,7 @@ class StopOptions:
 class SchedulingOptions:
     """Capacity"""
 
-    rows: int | None = option(None, "Sequences that are decoded at a time. Default: 8.")
+    rows: int | None = option(None, f"Sequences that are decoded at a time. Default: {ROWS}.")
     max_length: int | None = option(None, "Tokens of a prompt and its text, at most. Default: what fits.")
     cache_tokens: int | None = option(None, "Tokens in the caches, all rows together.")
     cache_bytes: str | None = option(None, "The same in bytes of target and draft: 800MB, 2GiB.", metavar="SIZE")

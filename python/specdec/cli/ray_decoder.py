@@ -8,10 +8,9 @@ import asyncio
 import json
 import math
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..jobs.lines import KEYS, JobLine, LineReader, LineSettings, check_defaults
+from ..jobs.lines import KEYS, STANDARD_INPUT, JobLine, LineReader, LineSettings
 from ..jobs.output import COUNTS, COUNTS_BY_POSITION
 from ..jobs.result_line import LOG_PROB_KEYS
 from ..jobs.run import RequestMaker, result_of
@@ -27,6 +26,7 @@ from .user_errors import as_arguments
 if TYPE_CHECKING:
     import pyarrow
 
+AS_JSON = ("top_log_probs", "prompt_log_probs")  # lists of pairs of different types, which Arrow has not
 WAIT_SECONDS = 0.05  # before a prompt that found no place asks again
 
 
@@ -139,11 +139,10 @@ class Decoder:
             read_num_drafts(drafts.num_drafts, nodes=drafts.nodes)
             options = SchedulingOptions(**scheduling)
             options.scheduling()
+        size = at.vocab_size
+        own = LineReader(STANDARD_INPUT, LineSettings(), size).read_given({"prompt": "", **(defaults or {})}, 0)
         self._lines = LineDecoder(lambda: scheduler_of(at, drafts, options))
-        size, tokenizer = at.vocab_size, self._lines.tokenizer
-        own = LineReader(Path("-"), LineSettings(), size).read_given({"prompt": "", **(defaults or {})}, 0)
-        check_defaults(own.settings, size)
-        self._reader = LineReader(Path("-"), own.settings, size, tokenizer=lambda: tokenizer)
+        self._reader = LineReader(STANDARD_INPUT, own.settings, size, tokenizer=lambda: self._lines.tokenizer)
 
     async def __call__(self, batch: Any) -> pyarrow.Table:
         """
@@ -176,11 +175,7 @@ class Decoder:
         except ValueError as error:
             return {"text": "", "token_ids": [], "produced_by": [], "finish_reason": "failed", "error": str(error)}
         result = await self._lines.result(line)
-        if (top := result.get("top_log_probs")) is not None:
-            result["top_log_probs"] = json.dumps(top)
-        if (prompt := result.get("prompt_log_probs")) is not None:
-            result["prompt_log_probs"] = json.dumps(prompt)
-        return result
+        return result | {name: json.dumps(result[name]) for name in AS_JSON if name in result}
 
 
 def _column_types() -> dict[str, Any]:
@@ -198,8 +193,7 @@ def _column_types() -> dict[str, Any]:
         "error": pa.string(),
         "log_probs": pa.list_(pa.float64()),
         "raw_log_probs": pa.list_(pa.float64()),
-        "top_log_probs": pa.string(),  # JSON, as prompt_log_probs: lists of pairs of different types
-        "prompt_log_probs": pa.string(),
+        **dict.fromkeys(AS_JSON, pa.string()),
     }
 
 

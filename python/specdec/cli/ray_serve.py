@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..checks import refuse
 from .models import ModelOptions
-from .options import MachineOptions
+from .options import ROWS, MachineOptions
 from .serve_command import CapacityOptions
 from .served import ServedDrafts, make_service
 from .user_errors import as_arguments
@@ -82,7 +82,7 @@ def serve_app(
     fewest, most = (replicas, replicas) if isinstance(replicas, int) else replicas
     if not 1 <= fewest <= most:
         refuse("replicas", replicas, "n >= 1, or (fewest, most)")
-    rows = capacity.rows or 1
+    rows = capacity.rows or ROWS
     number: dict[str, Any] = {"num_replicas": fewest}
     if fewest < most:
         scaling = {"min_replicas": fewest, "max_replicas": most, "target_ongoing_requests": rows}

@@ -13,7 +13,7 @@ import typer
 
 from .models import ModelOptions
 from .option_groups import command, option
-from .options import SchedulingOptions
+from .options import ROWS, SchedulingOptions
 from .served import ServedDrafts, make_service, run
 from .user_errors import check_counts, refuse
 
@@ -45,7 +45,7 @@ class PrefixReuse(enum.StrEnum):
 class CapacityOptions(SchedulingOptions):
     """Capacity"""
 
-    rows: int | None = option(8, "Sequences that are decoded at a time, for each drafter and rule.")
+    rows: int | None = option(ROWS, "Sequences that are decoded at a time, for each drafter and rule.")
     max_waiting: int = option(256, "Sequences that may wait for a row; others are answered 429.")
     prefix_reuse: PrefixReuse | None = option(
         None,

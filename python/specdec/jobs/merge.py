@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import itertools
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from ..checks import differences
-from ..files import open_new
+from ..files import write_whole
 from ..line_file import LineFile, OutputError, WriteError
 from .manifest import SETTINGS_END, SHARD, read_settings, settings_path, write_settings
 from .output import Totals, read_row
 from .shard import WHOLE, Shard
-
-CHUNK = 2**20  # bytes that are written at a time
 
 
 class Part(NamedTuple):
@@ -83,10 +80,10 @@ def merge(parts: Sequence[Part], output: Path) -> Totals:
         raise OutputError(f"got {str(output)!r}, in no folder, allowed: a file in a folder that can be written to")
     totals = Totals()
     with ExitStack() as stack:
-        files = [stack.enter_context(_locked(part.path)) for part in parts]
+        files = [stack.enter_context(closing(LineFile(part.path))) for part in parts]
         place = _places(parts, files, totals)
         try:
-            _write(files, place, output)
+            write_whole(output, (files[part].at(begin, size) for part, begin, size in zip(*place, strict=True)))
             write_settings(output, parts[0].manifest)
         except OSError as error:
             output.unlink(missing_ok=True)
@@ -111,15 +108,6 @@ def _part(path: Path) -> Part:
 
 def _order(part: Part) -> tuple[int, int, str]:
     return part.shard.count, part.shard.index, part.path.name
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[LineFile]:
-    file = LineFile(path)
-    try:
-        yield file
-    finally:
-        file.close()
 
 
 def _places(parts: Sequence[Part], files: Sequence[LineFile], totals: Totals) -> Place:
@@ -151,19 +139,3 @@ def _check(row: dict, part: Part, place: Place, ids: set[str | int]) -> None:
         raise ValueError(f"got prompt {prompt}, allowed: those of shard {part.shard} of {len(place.part)} prompts")
     if place.part[prompt] >= 0 or row["id"] in ids:
         raise ValueError(f"got prompt {prompt}, id {row['id']!r} again, allowed: each once")
-
-
-def _write(files: Sequence[LineFile], place: Place, output: Path) -> None:
-    """The whole file or nothing."""
-    temporary = output.with_name(f".{output.name}.part")
-    opened = open_new(temporary)
-    try:
-        with open(opened, "wb", CHUNK) as to:
-            for part, begin, size in zip(*place, strict=True):
-                to.write(files[part].at(begin, size))
-            to.flush()
-            os.fsync(to.fileno())
-        temporary.replace(output)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
