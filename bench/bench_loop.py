@@ -298,6 +298,7 @@ def measure(
         about, mine = method.close(), windows[method.name]
         speeds = summary([w.tokens / w.seconds for w in mine])
         rows.append({"name": method.name, "tau": tau(mine, cell.batch), "tokens_per_second": speeds, **about})
+        print(f"{method.name}: {speeds['median']:.1f} tokens/s", flush=True)  # a row is written once it is whole
 
     for group in [methods] if device.type == "cpu" else [[m] for m in methods]:
         works = [*((begin, m) for m in group), *((go_on, m) for m in in_turns(group, cell.windows))]

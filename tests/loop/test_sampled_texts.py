@@ -3,6 +3,7 @@ distributions."""
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 from collections import Counter
@@ -14,6 +15,8 @@ from specdec import AdaptiveDrafts
 from specdec.drafters import BatchState, Drafter, Drafts, DraftSession, Step
 from specdec.evaluation.verify.chi_square import chi_square
 from specdec.loop.batch import Batch
+from specdec.sampling.grammar_masks import GrammarMasks
+from support.captured import on_gpu
 from support.grammars import END as TEXT_END
 from support.grammars import tiny_allowed, tiny_grammar
 from support.models import GeneratedPenalties, generate, prompts, pruned_draft, tiny_model, toy_model, tunable_pair
@@ -260,6 +263,18 @@ EVERY_DAY = {
     ],
 )
 def test_sampled_text_has_the_distribution(name, rule, count):
+    check_distribution(name, rule, count)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_gpu)])
+def test_only_the_first_draft_is_drawn_under_a_grammar(device, monkeypatch):
+    """On a GPU the host would have to wait for the drafts before the others."""
+    if device == "cpu":
+        monkeypatch.setattr(GrammarMasks, "while_drafting", lambda self, index: bool(self) and index == 0)
+    check_distribution("grammar", "block", 4_000, device)
+
+
+def check_distribution(name: str, rule: str, count: int, device: str = "cpu") -> None:
     """Three tokens of a vocabulary of five under a draft that is often wrong, with two drafts a step."""
     settings, processors = DISTRIBUTIONS[name]
     # A grammar is made here, as its library may be missing, and other settings need none.
@@ -272,8 +287,8 @@ def test_sampled_text_has_the_distribution(name, rule, count):
         draft = pruned_draft(draft, torch.tensor(d2t))
     params = SamplingParams(1.2, **settings.pop("params", {}))
     result = generate(
-        target,
-        draft,
+        copy.deepcopy(target).to(device),
+        copy.deepcopy(draft).to(device),
         [list(PROMPT)] * count,
         2,
         d2t=d2t,

@@ -46,18 +46,20 @@ class Drawing:
         self.batch, self.step, self.d2t = batch, step, d2t
         self.rows: list[torch.Tensor] = []  # the logits of each draft, after processors
         self.draws: list[DraftStep] = []
+        self.masked = 0  # how many drafts, from the first on, were drawn from what grammars allow
         self._drafts = step.last_two[:, :0]  # the drafts so far, if the next distribution depends on them
 
     def draw(self, logits: torch.Tensor) -> DraftStep:
         """Draws the next draft of every row from ``logits`` [B, columns]. ``keep`` takes it."""
         batch, step = self.batch, self.step
-        grammars = batch.grammars
-        if self.draws and (step.sampling.table_ids is not None or batch.processors or grammars.while_drafting):
+        grammars, masking = batch.grammars, batch.grammars.while_drafting(len(self.draws))
+        if self.draws and (step.sampling.table_ids is not None or batch.processors or masking):
             self._drafts = torch.cat((self._drafts, self.draws[-1].tokens[:, None]), 1)
         if batch.processors:
             logits = batch.processors.of_next_draft(logits, step.seen, step.allowed, self._drafts, self.d2t)
         self.rows.append(logits)
-        masks = grammars.after(grammars.send(self._drafts))[:, -1].contiguous() if grammars.while_drafting else None
+        masks = grammars.after(grammars.send(self._drafts))[:, -1].contiguous() if masking else None
+        self.masked += masking
         draw = draft_step(
             logits,
             step.sampling,
@@ -95,5 +97,5 @@ class Drawing:
             logits=torch.stack(self.rows, 1),
             stats=(column("cutoff"), column("lse")),
             d2t=self.d2t,
-            masked=len(self.draws) if self.batch.grammars.while_drafting else 0,
+            masked=self.masked,
         )

@@ -45,10 +45,10 @@ class GrammarMasks:
     def __bool__(self) -> bool:
         return bool(self._matchers)
 
-    @property
-    def while_drafting(self) -> bool:
-        """Whether drafts are drawn from what grammars allow, too: where the host need not wait for each of them."""
-        return bool(self._matchers) and self._device.type == "cpu"
+    def while_drafting(self, index: int) -> bool:
+        """Whether draft ``index`` of a chain is drawn from what grammars allow, too: where the host need not wait for
+        the drafts before it, which on a GPU is the first."""
+        return bool(self._matchers) and (index == 0 or self._device.type == "cpu")
 
     @property
     def rows(self) -> Collection[int]:
@@ -76,8 +76,8 @@ class GrammarMasks:
 
     def send(self, drafts: torch.Tensor) -> SentDrafts:
         """Begins to copy drafts [n, k] to the host, without waiting for them."""
-        if not drafts.is_cuda:
-            return SentDrafts(drafts, None)
+        if not drafts.is_cuda or not drafts.shape[1]:
+            return SentDrafts(drafts.cpu(), None)
         copy = torch.empty(drafts.shape, dtype=drafts.dtype, pin_memory=True).copy_(drafts, non_blocking=True)
         arrived = torch.cuda.Event()
         arrived.record()
