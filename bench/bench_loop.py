@@ -245,9 +245,11 @@ def forward_costs(decoder: SpeculativeDecoder, cell: Cell, graphs: bool, seconds
 # ---- A cell
 
 
-def contenders(pair: TunablePair, cell: Cell, modes: Sequence[str]) -> list[Transformers | Specdec]:
+def contenders(
+    pair: TunablePair, cell: Cell, modes: Sequence[str], assisted: bool = True
+) -> list[Transformers | Specdec]:
     found: list[Transformers | Specdec] = [Transformers("transformers", cell, pair.target)]
-    if cell.batch == 1:  # transformers' assisted generation takes one sequence
+    if cell.batch == 1 and assisted:  # transformers' assisted generation takes one sequence
         for name, k in ((f"assisted K={cell.num_drafts}", cell.num_drafts), ("assisted default", None)):
             found.append(Transformers(name, cell, pair.target, assistant_with(pair.draft, k)))
     decoders: dict[tuple[bool, bool], SpeculativeDecoder] = {}
@@ -395,6 +397,7 @@ def main(
     modes: Annotated[
         str | None, typer.Option(help=f"some of {', '.join(MODES)}; default: all that the device has")
     ] = None,
+    assisted: Annotated[bool, typer.Option(help="transformers' assisted generation, too, at batch 1")] = True,
     limit: Annotated[float, typer.Option(min=0, help="seconds after which no method begins")] = float("inf"),
     threads: report.Threads = None,
     quick: report.Quick = False,
@@ -417,7 +420,9 @@ def main(
     of_pair = {"expected_alpha": tuned.calibrate(alpha, 1.0), "eps": tuned.eps, "cost_ratio": tuned.cost_ratio}
     cells = [Cell(b, c, new_tokens, rounds, k) for c in lengths for b in sizes for k in ks]
     for cell in sorted(cells, key=lambda cell: cell.batch * cell.context):
-        row, speeds = measure(contenders(tuned, cell, asked), cell, where, start + limit, 0.1 if quick else 2.0)
+        row, speeds = measure(
+            contenders(tuned, cell, asked, assisted), cell, where, start + limit, 0.1 if quick else 2.0
+        )
         row["found"] = judged(row, speeds, cell)
         # The goals are of one pair, at batch 1.
         named = cell.batch == 1 and pair == "8b+1b" and where.type == "cuda"

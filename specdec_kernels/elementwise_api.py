@@ -1,5 +1,5 @@
-"""What stands between the products of a decoder layer, of float32 on a CPU. A token's result does not depend, to the
-last bit, on how many others there are."""
+"""What stands between the products of a decoder layer: of float32 on a CPU, and on a GPU by Triton. A token's result does
+not depend, to the last bit, on how many others there are."""
 
 from __future__ import annotations
 
@@ -11,22 +11,37 @@ from .backends import operation
 from .types import Backend
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, epsilon: float, *, offset: float = 0.0) -> torch.Tensor:
+def _called(stem: str, x: torch.Tensor, *others: object, of_triton: tuple[object, ...] = ()) -> torch.Tensor:
+    if x.device.type == "cpu":
+        return operation(stem, Backend.CPU, "cpu")(x, *others)
+    return operation(stem, Backend.TRITON, x.device.type)(x, *others, *of_triton)
+
+
+def rms_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    epsilon: float,
+    *,
+    offset: float = 0.0,
+    round_first: bool = False,
+) -> torch.Tensor:
     """Returns ``x / sqrt(mean(x^2) + epsilon) * (weight + offset)`` (Zhang and Sennrich, arXiv 1910.07467, section 3).
 
     Args:
-        x: [..., size] float32 on a CPU; the mean is that of the last dimension.
-        weight: [size] float32; None: 1.
+        x: [..., size] float32, or on a GPU bfloat16 or float16; the mean is that of the last dimension.
+        weight: [size] as x; None: 1.
         epsilon: > 0.
         offset: 1.0 where weights are stored around 0, as in Gemma.
+        round_first: numbers are rounded to the dtype of x before they are multiplied by the weights, too, as Llama's.
 
     Returns:
         As ``x``.
 
     Raises:
-        RuntimeError: a tensor has another shape or dtype, or is on another device; or there is no native code.
+        RuntimeError: a tensor has another shape or dtype, or is on another device; or there is no native code, or no
+            Triton.
     """
-    return operation("rms_norm", Backend.CPU, x.device.type)(x, weight, epsilon, offset)
+    return _called("rms_norm", x, weight, epsilon, offset, of_triton=(round_first,))
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -34,8 +49,8 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     section 3.2.2, in the order of pairs of GPT-NeoX).
 
     Args:
-        x: [n, H, T, D] float32 on a CPU, D even.
-        cos, sin: [n or 1, T, D] float32.
+        x: [n, H, T, D] float32, or on a GPU bfloat16 or float16, D even.
+        cos, sin: [n or 1, T, D] as x.
 
     Returns:
         [n, H, T, D].
@@ -43,7 +58,7 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     Raises:
         RuntimeError: as of :func:`rms_norm`.
     """
-    return operation("rotate", Backend.CPU, x.device.type)(x, cos, sin)
+    return _called("rotate", x, cos, sin)
 
 
 def rope_angles(
@@ -69,7 +84,7 @@ def gated(gate: torch.Tensor, up: torch.Tensor, activation: Literal["silu", "gel
     """Returns ``activation(gate) * up``, of a gated layer (Shazeer, arXiv 2002.05202, section 2).
 
     Args:
-        gate, up: [n, T, size] float32 on a CPU.
+        gate, up: [n, T, size] float32, or on a GPU bfloat16 or float16.
         activation: x / (1 + exp(-x)), or GELU by its formula with tanh (arXiv 1606.08415, section 2).
 
     Returns:
@@ -81,4 +96,4 @@ def gated(gate: torch.Tensor, up: torch.Tensor, activation: Literal["silu", "gel
     """
     if activation not in ("silu", "gelu_tanh"):
         raise ValueError(f"activation: got {activation!r}, allowed: 'silu', 'gelu_tanh'")
-    return operation("gated", Backend.CPU, gate.device.type)(gate, up, activation == "gelu_tanh")
+    return _called("gated", gate, up, activation == "gelu_tanh")

@@ -179,7 +179,7 @@ def _as_first(x: torch.Tensor, *others: object) -> torch.Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-# Of float32 on a CPU, native code alone. x [..., size], weight [size].
+# Of float32 on a CPU by native code. x [..., size], weight [size].
 _library.define(
     "rms_norm(Tensor x, Tensor? weight, float epsilon, float offset) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag,),
@@ -215,6 +215,14 @@ torch.library.register_fake(
     _as_first,
     lib=_library,
 )
+# The same by Triton, also of bfloat16 and float16.
+for _schema in (
+    "rms_norm_triton(Tensor x, Tensor? weight, float epsilon, float offset, bool round_first) -> Tensor",
+    "rotate_triton(Tensor x, Tensor cos, Tensor sin) -> Tensor",
+    "gated_triton(Tensor gate, Tensor up, bool gelu) -> Tensor",
+):
+    _library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
+    torch.library.register_fake(f"{NAMESPACE}::{_schema.partition('(')[0]}", _as_first, lib=_library)
 # x and y float32 of one shape.
 _library.define("add(Tensor x, Tensor y) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
 torch.library.register_fake(

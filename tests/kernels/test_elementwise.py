@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from specdec_kernels import gated, rms_norm, rope_angles, rotate
+from specdec_kernels.backends import operation
 from specdec_kernels.ops import handle
 
 
@@ -110,3 +111,82 @@ def test_their_schemas():
     torch.library.opcheck(handle("rotate"), (numbers(2, 3, 4, 8), *[numbers(2, 4, 8)] * 2), test_utils=checks)
     torch.library.opcheck(handle("rope_angles"), (torch.tensor([[3, 4]]), numbers(4), 1.0), test_utils=checks)
     torch.library.opcheck(handle("gated"), (*[numbers(2, 3, 8)] * 2, False), test_utils=checks)
+
+
+# ---- by Triton: what a GPU's step has, and here its interpreter
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+# The interpreter cuts numbers off that a GPU rounds to bfloat16.
+DTYPES = [torch.float32, torch.float16, *([torch.bfloat16] if torch.cuda.is_available() else [])]
+
+
+def by_triton(stem: str, *arguments: object) -> torch.Tensor:
+    moved = [a.to(DEVICE) if isinstance(a, torch.Tensor) else a for a in arguments]
+    return operation(stem, "triton", DEVICE)(*moved).cpu()
+
+
+def nearly_equal(found: torch.Tensor, exact: torch.Tensor) -> bool:
+    """Few numbers are rounded to a neighbour of what they should be, once or twice; all others are equal."""
+    if found.dtype == torch.float32:
+        return torch.allclose(found, exact, rtol=2e-6, atol=1e-6)
+    steps = (found.view(torch.int16).int() - exact.view(torch.int16).int()).abs()
+    return found.dtype == exact.dtype and steps.max() <= 2 and (steps > 0).float().mean() < 0.02
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1, 100, 576])
+def test_rms_norm_by_triton(dtype, size):
+    """As transformers' modules compute it: Llama's rounds before the weights, Gemma's after them."""
+    x, weight = (numbers(3, 5, size) * torch.logspace(-2, 2, 5)[:, None]).to(dtype), numbers(size, seed=1).to(dtype)
+    wide = x.float() * (x.float().square().mean(-1, keepdim=True) + 1e-5).rsqrt()
+    exact = {
+        (0.0, True): weight * wide.to(dtype),
+        (0.0, False): (weight.float() * wide).to(dtype),
+        (1.0, False): ((weight.float() + 1.0) * wide).to(dtype),
+    }
+    for (offset, first), expected in exact.items():
+        y = by_triton("rms_norm", x, weight, 1e-5, offset, first)
+        assert nearly_equal(y, expected)
+        alone = by_triton("rms_norm", x[1:2, 2:4], weight, 1e-5, offset, first)
+        assert torch.equal(alone[0], y[1, 2:4])
+    assert nearly_equal(by_triton("rms_norm", x, None, 1e-5, 0.0, False), wide.to(dtype))
+    strided = x.transpose(0, 1).contiguous().transpose(0, 1)
+    assert torch.equal(
+        by_triton("rms_norm", strided, weight, 1e-5, 0.0, True), by_triton("rms_norm", x, weight, 1e-5, 0.0, True)
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [2, 30, 64])
+def test_rotate_by_triton(dtype, size):
+    x, angles = numbers(3, 4, 5, size).to(dtype), numbers(3, 5, size // 2, seed=1) * 3
+    cos, sin = (torch.cat((f(angles), f(angles)), -1).to(dtype) for f in (torch.cos, torch.sin))
+    for rows in (slice(0, 3), slice(0, 1)):
+        a, b = x.chunk(2, -1)
+        exact = x * cos[rows, None] + torch.cat((-b, a), -1) * sin[rows, None]
+        y = by_triton("rotate", x, cos[rows], sin[rows])
+        # Of float32, a compiler may round a product and a sum at once.
+        assert torch.allclose(y, exact, atol=1e-6) if dtype == torch.float32 else torch.equal(y, exact)
+    strided = x.transpose(1, 2).contiguous().transpose(1, 2)
+    assert torch.equal(by_triton("rotate", strided, cos, sin), by_triton("rotate", x, cos, sin))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("gelu", [False, True])
+def test_gated_by_triton(dtype, gelu):
+    gate, up = (numbers(2, 3, 700) * torch.logspace(-3, 1.5, 700)).to(dtype), numbers(2, 3, 700, seed=1).to(dtype)
+    exact = (F.gelu(gate, approximate="tanh") if gelu else F.silu(gate)) * up
+    y = by_triton("gated", gate, up, gelu)
+    assert nearly_equal(y, exact) or (y - exact).abs().max() <= 2e-5 * exact.abs().max()
+    assert torch.equal(by_triton("gated", gate[1:, 2:], up[1:, 2:], gelu)[0, 0], y[1, 2])
+    large = torch.tensor([[[-(2.0**14), 2.0**14]]], dtype=dtype)
+    assert by_triton("gated", large, torch.ones_like(large), gelu).tolist() == [[[0.0, 2.0**14]]]
+
+
+def test_what_triton_refuses():
+    x = numbers(2, 3, 8)
+    for arguments in (("rms_norm", x, numbers(7), 1e-5, 0.0, False), ("gated", x, x.half(), False)):
+        with pytest.raises(RuntimeError, match="(weight|up) has a wrong shape, dtype or device"):
+            by_triton(*arguments)
+    with pytest.raises(RuntimeError, match="sin has a wrong shape, dtype or device"):
+        by_triton("rotate", x[None], numbers(1, 3, 8), numbers(1, 3, 6))

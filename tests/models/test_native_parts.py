@@ -10,6 +10,7 @@ import torch
 from specdec.models.cached_model import CachedModel
 from specdec.models.linear import with_native_linear
 from specdec.models.native_parts import NativeAngles, NativeGated, NativeRMSNorm, with_native_parts
+from support.captured import on_gpu
 from support.feeding import feed
 from support.model_types import CASES, model_of
 from support.models import prompts, tiny_model
@@ -73,6 +74,19 @@ def test_they_compute_the_same(case, monkeypatch):
         torch.testing.assert_close(
             got, feed(cached := CachedModel(model), cached.new_cache(1, 20), text), atol=2e-5, rtol=1e-4
         )
+
+
+@on_gpu
+@pytest.mark.parametrize("case", ["llama", "gemma2", "gemma3_text", "qwen3", "olmo2", "gpt_neox"])
+def test_on_a_gpu_they_compute_the_same(case):
+    model, text = copy.deepcopy(model_of(case)).to("cuda", torch.bfloat16), torch.tensor(prompts(1, 9, 9)).cuda()
+    fast = with_native_parts(model)
+    found = changed(model, fast)
+    assert "angles" not in found and found >= ({"rotation"} if case == "gpt_neox" else {"rotation", "norm"})
+    with torch.inference_mode():
+        expected, own = model(text).logits.float(), fast(text).logits.float()
+    # Rarely is a number rounded to another neighbour.
+    assert (own - expected).abs().max() <= 0.02 * expected.abs().max()
 
 
 class Centred(nn.Module):

@@ -25,6 +25,7 @@ from triton.compiler import ASTSource, CompiledKernel, make_backend
 from specdec_kernels import DeltaState, SsdState
 from specdec_kernels.backends.triton import draft_children as children_module
 from specdec_kernels.backends.triton import draft_step as draft_module
+from specdec_kernels.backends.triton import elementwise as elementwise_module
 from specdec_kernels.backends.triton import recurrent as recurrent_module
 from specdec_kernels.backends.triton import speculative_step as step_module
 from specdec_kernels.backends.triton import tables
@@ -142,9 +143,22 @@ def compile_recurrent(few: bool) -> None:
         recurrent_module.conv_window(window, bf16(10240), weight, its_bias, silu, start, valid, of_tree, 0)
 
 
+def compile_elementwise(few: bool) -> None:
+    """With the sizes of Llama-3.1-8B and Gemma-2-9B."""
+    for dtype in (torch.bfloat16,) if few else (torch.bfloat16, torch.float16, torch.float32):
+        x, weight = torch.zeros(2, 4, 4096, dtype=dtype), torch.zeros(4096, dtype=dtype)
+        for offset, first in ((0.0, True), (1.0, False)):
+            elementwise_module.rms_norm(x, weight, 1e-5, offset, first)
+        elementwise_module.rms_norm(x[..., :3584], None, 1e-6, 0.0, False)
+        angles = torch.zeros(2, 4, 128, dtype=dtype)
+        elementwise_module.rotate(x.view(2, 4, 32, 128).transpose(1, 2), angles, angles)
+        elementwise_module.gated(x, x, False)
+        elementwise_module.gated(x, x, True)
+
+
 def compile_variants(target: GPUTarget, few: bool) -> None:
     compile_compaction(target)
-    for module in (draft_module, step_module, children_module, tree_module, recurrent_module):
+    for module in (draft_module, step_module, children_module, tree_module, recurrent_module, elementwise_module):
         for name in [name for name in vars(module) if name.endswith("_kernel")]:
             setattr(module, name, Compiled(getattr(module, name), target))
 
@@ -168,6 +182,7 @@ def compile_variants(target: GPUTarget, few: bool) -> None:
         children_module.draft_children(inputs.draft_logits[:, 1], inputs.sampling(), *rest)
 
     compile_recurrent(few)
+    compile_elementwise(few)
     step = functools.partial(random_step, 2, 3, 128_256, dtype=torch.bfloat16)
     fork = functools.partial(
         random_tree_step, (-1, -1, 0, 1, 2, 2), 2, 128_256, rule="token", dtype=torch.bfloat16, drafter="cpu"

@@ -1,4 +1,5 @@
-"""Norms, rotary embeddings and gated layers of a model on a CPU, by operations of our own (csrc/cpu/elementwise.cpp).
+"""Norms, rotary embeddings and gated layers of a model, by operations of our own: on a CPU (csrc/cpu/elementwise.cpp),
+and of a step on a GPU, but for angles, by Triton.
 
 What a module or a function computes is found by trying it: one that gives what our operation gives, for numbers of many
 sizes, is exchanged, whatever its code is.
@@ -14,6 +15,7 @@ from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import nn
+from torch.utils._triton import has_triton
 
 from specdec_kernels import gated, rms_norm, rope_angles, rotate
 
@@ -24,27 +26,38 @@ M = TypeVar("M", bound=nn.Module)
 ROTARY = "apply_rotary_pos_emb"
 _EPSILONS = ("variance_epsilon", "eps", "epsilon")
 _SIZE = 64  # of what is tried
+_ON_GPUS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class NativeRMSNorm:
-    """Of a module that computes RMSNorm of float32."""
+    """Of a module that computes RMSNorm."""
 
     offset: float
     epsilon_name: str
+    round_first: bool
 
     def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
         weight = getattr(self, "weight", None)
-        if not is_ours(x) or (weight is not None and weight.dtype != x.dtype):
+        if not _computes(x) or (weight is not None and weight.dtype != x.dtype):
             return super().forward(x)  # type: ignore[misc]
-        return rms_norm(x, weight, getattr(self, self.epsilon_name), offset=self.offset)
+        epsilon = getattr(self, self.epsilon_name)
+        return rms_norm(x, weight, epsilon, offset=self.offset, round_first=self.round_first)
+
+
+def _computes(x: torch.Tensor) -> bool:
+    """Whether operations of our own compute with what a module is given."""
+    if x.device.type != "cuda":
+        return is_ours(x)
+    return x.dtype in _ON_GPUS and not torch.is_grad_enabled() and not torch.is_autocast_enabled("cuda")
 
 
 def with_native_parts(model: M) -> M:
-    """Returns ``model``, on a CPU, with the norms, rotary embeddings and gated layers that are recognised; ``model``
-    itself if there is none, or no native code, or if it is on another device. The model is not changed; see
-    :func:`.copied_modules.with_modules`."""
+    """Returns ``model``, on a CPU or a GPU, with the norms, rotary embeddings and gated layers that are recognised;
+    ``model`` itself if there is none, or no native code, by which they are recognised, or on a GPU no Triton, or if it
+    is on another device. The model is not changed; see :func:`.copied_modules.with_modules`."""
     # Not all of these have weights, which would say where they are.
-    if not has_native() or any(parameter.device.type != "cpu" for parameter in model.parameters()):
+    devices = {parameter.device.type for parameter in model.parameters()}
+    if not has_native() or not (devices == {"cpu"} or (devices == {"cuda"} and has_triton())):
         return model
     # What rotates has norms inside; norms, angles and gated layers have nothing inside that is exchanged as well.
     return with_modules(with_modules(model, _with_rotation), _norm_angles_or_gated)
@@ -61,38 +74,48 @@ def _norm(module: nn.Module) -> nn.Module | None:
     if len(names) != 1 or module._modules or not parameters.keys() <= {"weight"} or "forward" in vars(module):
         return None
     weight = parameters.get("weight")
-    if weight is not None and (weight.dtype, weight.dim()) != (torch.float32, 1):
+    dtypes = _ON_GPUS if weight is not None and weight.is_cuda else (torch.float32,)
+    if weight is not None and (weight.dtype not in dtypes or weight.dim() != 1):
         return None
     kind: Any = type(module)
-    offset = _offset_of(kind, names[0], weight is not None)
-    if offset is None:
+    found = _computed_by(kind, names[0], weight is not None)
+    if found is None:
         return None
     fast = copy.copy(module)
-    reclass(fast, NativeRMSNorm, offset=offset, epsilon_name=names[0])
+    reclass(fast, NativeRMSNorm, epsilon_name=names[0], **found)
     return fast
 
 
 @functools.cache
-def _offset_of(kind: Any, epsilon: str, weighted: bool) -> float | None:
-    """Returns what a class adds to its weights; None: it does not compute RMSNorm."""
+def _computed_by(kind: Any, epsilon: str, weighted: bool) -> dict[str, Any] | None:
+    """Returns how a class computes RMSNorm, ``offset`` and ``round_first`` of :func:`specdec_kernels.rms_norm`; None: it
+    computes something else."""
     if [*inspect.signature(kind.forward).parameters][2:]:
         return None
     tried = kind.__new__(kind)
     nn.Module.__init__(tried)
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(_SIZE, generator=generator)
-    if weighted:
-        tried.register_parameter("weight", nn.Parameter(weight, requires_grad=False))
     setattr(tried, epsilon, 1e-3)
     x = torch.randn(8, _SIZE, generator=generator) * torch.logspace(-3, 4, 8)[:, None]
+
+    def result(dtype: torch.dtype) -> torch.Tensor:
+        if weighted:
+            tried.register_parameter("weight", nn.Parameter(weight.to(dtype), requires_grad=False))
+        return tried(x.to(dtype))
+
     try:
-        found = tried(x)
+        found, half = result(torch.float32), result(torch.bfloat16)
     except Exception:  # other classes need what this one was not given
         return None
     for offset in (0.0, 1.0) if weighted else (0.0,):
         own = rms_norm(x, weight if weighted else None, 1e-3, offset=offset)
         if found.dtype == own.dtype and found.shape == own.shape and torch.allclose(found, own, rtol=1e-5, atol=1e-6):
-            return offset
+            factor = weight.bfloat16().float() + offset
+            wide = rms_norm(x.bfloat16().float(), None, 1e-3)
+            rounded = [(y * factor).bfloat16() if weighted else y for y in (wide, wide.bfloat16().float())]
+            late, first = ((y != half).sum() for y in rounded)
+            return {"offset": offset, "round_first": bool(first < late)}
     return None
 
 
@@ -114,7 +137,8 @@ def _rotary(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def rotary(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *args: Any, **kwargs: Any):
         plain = not args and not kwargs and q.dim() == 4 and cos.dim() == 3
-        if not plain or not all(map(is_ours, (q, k, cos, sin))) or cos.shape[-1] != q.shape[-1]:
+        same = len({x.dtype for x in (q, k, cos, sin)}) == 1 and cos.shape[-1] == q.shape[-1]
+        if not plain or not same or not _computes(q):
             return function(q, k, cos, sin, *args, **kwargs)
         return rotate(q, cos, sin), rotate(k, cos, sin)
 
@@ -190,7 +214,7 @@ class NativeGated:
     activation: Literal["silu", "gelu_tanh"]
 
     def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
-        if not is_ours(x) or x.dim() != 3 or torch.is_autocast_enabled("cpu"):
+        if not _computes(x) or x.dim() != 3 or torch.is_autocast_enabled("cpu"):
             return super().forward(x)  # type: ignore[misc]
         return self.down_proj(gated(self.gate_proj(x), self.up_proj(x), self.activation))
 

@@ -1,0 +1,131 @@
+"""What stands between the products of a decoder layer, of a GPU's step: ``rms_norm``, ``rotate`` and ``gated``, each in
+one launch where PyTorch takes five to eight. What transformers' modules round to the dtype of their numbers is rounded
+here, too."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from ... import ops
+from .launch import device_guard
+from .recurrent import floats
+
+_NUMBERS = 1024  # of a gated layer in a program
+
+
+@triton.jit
+def rounded(x, ptr):
+    """``x`` as numbers of the dtype that is stored at ``ptr``."""
+    return x.to(ptr.dtype.element_ty).to(tl.float32)
+
+
+@triton.jit(do_not_specialize=["size"])
+def rms_norm_kernel(
+    x_ptr,  # [rows, size]
+    weight_ptr,  # [size], or None
+    y_ptr,  # [rows, size]
+    size,
+    EPSILON: tl.constexpr,
+    OFFSET: tl.constexpr,
+    ROUND_FIRST: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    column = tl.arange(0, WIDTH)
+    at, inside = tl.program_id(0).to(tl.int64) * size + column, column < size
+    x = floats(x_ptr, at, inside)
+    y = x / tl.sqrt(tl.sum(x * x, 0) / size + EPSILON)
+    if weight_ptr is not None:
+        y = (rounded(y, y_ptr) if ROUND_FIRST else y) * (floats(weight_ptr, column, inside) + OFFSET)
+    tl.store(y_ptr + at, y, mask=inside)
+
+
+@triton.jit(do_not_specialize=["row_stride", "head_stride", "token_stride", "angle_stride"])
+def rotate_kernel(
+    x_ptr,  # [rows, heads, tokens, 2 HALF], by strides
+    cos_ptr,  # [rows or 1, tokens, 2 HALF]
+    sin_ptr,
+    y_ptr,  # [rows, heads, tokens, 2 HALF]
+    row_stride,
+    head_stride,
+    token_stride,
+    angle_stride,
+    HALF: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    token, head, row = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    tokens, heads = tl.num_programs(0), tl.num_programs(1)
+    first = tl.arange(0, WIDTH)
+    inside, second = first < HALF, first + HALF
+    x = x_ptr + row * row_stride + head * head_stride + token * token_stride
+    a, b = floats(x, first, inside), floats(x, second, inside)
+    angle = row * angle_stride + token * 2 * HALF
+    y = y_ptr + ((row * heads + head) * tokens + token) * 2 * HALF
+    cos, sin = floats(cos_ptr, angle + first, inside), floats(sin_ptr, angle + first, inside)
+    tl.store(y + first, rounded(a * cos, y_ptr) - rounded(b * sin, y_ptr), mask=inside)
+    cos, sin = floats(cos_ptr, angle + second, inside), floats(sin_ptr, angle + second, inside)
+    tl.store(y + second, rounded(b * cos, y_ptr) + rounded(a * sin, y_ptr), mask=inside)
+
+
+@triton.jit(do_not_specialize=["count"])
+def gated_kernel(gate_ptr, up_ptr, y_ptr, count, GELU: tl.constexpr, NUMBERS: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * NUMBERS + tl.arange(0, NUMBERS)
+    inside = at < count
+    gate, up = floats(gate_ptr, at, inside), floats(up_ptr, at, inside)
+    # GELU's (1 + tanh(z)) / 2 is the logistic function of 2 z.
+    z = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate) if GELU else gate
+    tl.store(y_ptr + at, rounded(gate / (1.0 + tl.exp(-z)), y_ptr) * up, mask=inside)
+
+
+def _require(tensor: torch.Tensor, shape: tuple[int, ...], like: torch.Tensor, name: str) -> None:
+    if tuple(tensor.shape) != shape or (tensor.dtype, tensor.device) != (like.dtype, like.device):
+        raise RuntimeError(f"specdec_kernels: {name} has a wrong shape, dtype or device")
+
+
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor | None, epsilon: float, offset: float, round_first: bool
+) -> torch.Tensor:
+    size = x.shape[-1]
+    if weight is not None:
+        _require(weight, (size,), x, "weight")
+    x = x.contiguous()
+    y = torch.empty_like(x)
+    width = triton.next_power_of_2(size)
+    with device_guard(x):
+        rms_norm_kernel[x.numel() // size,](
+            x, None if weight is None else weight.contiguous(), y, size,
+            EPSILON=epsilon, OFFSET=offset, ROUND_FIRST=round_first, WIDTH=width,
+            num_warps=min(max(width // 256, 1), 16),
+        )  # fmt: skip
+    return y
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    rows, heads, tokens, size = x.shape
+    for name, angles in (("cos", cos), ("sin", sin)):
+        _require(angles, (1 if cos.shape[0] == 1 else rows, tokens, size), x, name)
+    x = x if x.stride(3) == 1 else x.contiguous()
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    angle_stride = 0 if cos.shape[0] == 1 else tokens * size
+    with device_guard(x):
+        rotate_kernel[tokens, heads, rows](
+            x, cos.contiguous(), sin.contiguous(), y, *x.stride()[:3], angle_stride,
+            HALF=size // 2, WIDTH=triton.next_power_of_2(size // 2), num_warps=1,
+        )  # fmt: skip
+    return y
+
+
+def gated(gate: torch.Tensor, up: torch.Tensor, gelu: bool) -> torch.Tensor:
+    _require(up, tuple(gate.shape), gate, "up")
+    y, count = torch.empty_like(gate, memory_format=torch.contiguous_format), gate.numel()
+    with device_guard(gate):
+        gated_kernel[triton.cdiv(count, _NUMBERS),](
+            gate.contiguous(), up.contiguous(), y, count, GELU=gelu, NUMBERS=_NUMBERS, num_warps=4
+        )
+    return y
+
+
+ops.implement("rms_norm_triton", rms_norm)
+ops.implement("rotate_triton", rotate)
+ops.implement("gated_triton", gated)
