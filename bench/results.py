@@ -24,6 +24,11 @@ KERNELS = ("setup.py", "csrc/*.*", "csrc/core", "csrc/cpu", "specdec_kernels/*.p
 OF_KERNELS = (*KERNELS, "bench/measure.py", "bench/bench_kernels.py", "bench/cases.py", "bench/peers.py")
 ON_A_GPU = ("csrc/*.*", "csrc/core", "csrc/cuda", "specdec_kernels/*.py", "specdec_kernels/backends")
 OF_CUDA = (*ON_A_GPU, "bench/measure.py", "bench/bench_kernels.py", "bench/cases.py", "bench/peers.py")
+LOOP_ON_A_GPU = (
+    *ON_A_GPU,
+    *(f"python/specdec/{name}" for name in ("decoder.py", "models", "drafters", "loop", "serving/scheduler.py")),
+    *(f"bench/{name}.py" for name in ("bench_loop", "measure", "tunable_pair")),
+)
 RECURRENT = (*KERNELS, "bench/measure.py", "bench/bench_recurrent.py")
 SAMPLING = tuple(f"sampling/{name}.py" for name in ("params", "processors", "token_table", "grammar_masks"))
 ROOMS = ("decoder.py", "prompts.py", *SAMPLING, "models", "drafters", "loop")
@@ -165,6 +170,7 @@ DRAFTS = f"--draft {DRAFT} --method assisted --method model --method {EAGLE3} --
 NEED_NO_DRAFT = "--drafter lookup --drafter suffix --drafter early-exit -k 4"
 STEP = "bench/bench_kernels.py step -B 1,8 --dtypes float32 -V 32000,128256"
 DRAFT_STEP = "bench/bench_kernels.py draft -B 1,8 --dtypes float32 -V 32000,128256"
+GPU_LOOP = "bench/bench_loop.py --device cuda --pair 8b+1b"
 RECURRENT_STEP = "bench/bench_recurrent.py --threads"
 RIVAL = "bench/rivals.py"
 HEADS = ("--method model", "--method medusa", "--method eagle3", "--method dflash", "--tree 16")
@@ -186,6 +192,10 @@ RESULTS = (
     Result(
         "goals", "bench/bench_kernels.py goals --device cuda --seconds 1.2 --compile-seconds 0 --json {json}", OF_CUDA,
         2, gpu="h200",
+    ),
+    Result(
+        "decode", f"{GPU_LOOP} -B 1,8,32 --contexts 512 --new-tokens 64 --rounds 3 --modes graphs+deferred --no-assisted "
+        "--limit 125 --json {json}", LOOP_ON_A_GPU, 3, gpu="h100",
     ),
     Result("verify", "-m specdec verify --samples 512 --json", VERIFY, 1),
     Result("verify.bfloat16", "-m specdec verify --dtype bfloat16 --check greedy --check coupled --json", VERIFY, 1),

@@ -53,6 +53,7 @@ FIGURES: dict[str, Callable[[Results], str]] = {
     "speculative_step.avx2": kernels.steps("speculative_step.avx2", (128256,)),
     "settings": kernels.settings,
     "goals": kernels.goals,
+    "decode": decoding.on_a_gpu,
     "draft_step": kernels.drafts,
     "recurrent": kernels.recurrent("recurrent"),
     "recurrent.avx2": kernels.recurrent("recurrent.avx2"),

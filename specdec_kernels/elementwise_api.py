@@ -1,5 +1,5 @@
-"""What stands between the products of a decoder layer: of float32 on a CPU, and on a GPU by Triton. A token's result does
-not depend, to the last bit, on how many others there are."""
+"""What stands between the products of a decoder layer: of float32 on a CPU, and on a GPU by Triton. A token's result
+does not depend, to the last bit, on how many others there are."""
 
 from __future__ import annotations
 

@@ -67,7 +67,9 @@ class Compiled:
     def __getitem__(self, grid: tuple[int, ...]):
         return self.compile
 
-    def compile(self, *arguments, num_warps: int, maxnreg: int | None = None, **constants) -> None:
+    def compile(
+        self, *arguments, num_warps: int, maxnreg: int | None = None, enable_fp_fusion: bool = True, **constants
+    ) -> None:
         signature, paths, aligned = {}, {}, []
         for i, param in enumerate(self.kernel.params):
             if param.name in constants:
@@ -81,7 +83,8 @@ class Compiled:
         start = time.perf_counter()
         multiple = make_backend(self.target).parse_attr("D")
         source = ASTSource(self.kernel, signature, paths, {path: multiple for path in aligned})
-        options = {"num_warps": num_warps} | ({} if maxnreg is None else {"maxnreg": maxnreg})
+        options = {"num_warps": num_warps, "enable_fp_fusion": enable_fp_fusion}
+        options |= {} if maxnreg is None else {"maxnreg": maxnreg}
         compiled = triton.compile(source, target=self.target, options=options)
         binary = compiled.asm["cubin" if self.target.backend == "cuda" else "hsaco"]
         registers, spilled = resources(compiled)

@@ -109,9 +109,10 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     angle_stride = 0 if cos.shape[0] == 1 else tokens * size
     with device_guard(x):
+        # A product that is fused with a sum would not be rounded.
         rotate_kernel[tokens, heads, rows](
             x, cos.contiguous(), sin.contiguous(), y, *x.stride()[:3], angle_stride,
-            HALF=size // 2, WIDTH=triton.next_power_of_2(size // 2), num_warps=1,
+            HALF=size // 2, WIDTH=triton.next_power_of_2(size // 2), num_warps=1, enable_fp_fusion=False,
         )  # fmt: skip
     return y
 
