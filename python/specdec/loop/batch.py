@@ -496,15 +496,15 @@ class Batch:
                 if (error := errors.get(row)) is not None:
                     raise error
                 emitted, accepted = sequence.take(report, result.drafts.forwards)
+                tokens = sequence.text[len(sequence.text) - emitted :]
                 if sequence.live:
-                    self.state.grammars.follow(row, sequence.text[len(sequence.text) - emitted :])
+                    self.state.grammars.follow(row, tokens)
             except Exception as error:  # from its processors, grammar or stop, so it concerns no other sequence
                 sequence.fail(error)
                 self.finish(sequence)
                 continue
             if (copies := result.drafts.copies) is not None:
-                learned = sequence.text[len(sequence.text) - emitted :]
-                self.config.num_drafts.learn(copies.matched[row], copies.tokens[row], learned)
+                self.config.num_drafts.learn(copies.matched[row], copies.tokens[row], tokens)
             results.append(RowResult(asked, accepted, emitted, not sequence.live))
             if sequence.may_draft and sequence.drafter_failed():
                 sequence.may_draft = False
@@ -514,7 +514,7 @@ class Batch:
                 warnings.warn(f"a sequence drafts no more: {why}", RuntimeWarning, 2)
             if self.config.logits:
                 sequence.logits += result.emitted_logits(row, emitted).unbind()
-            self.table.add(row, sequence.text[len(sequence.text) - emitted :])
+            self.table.add(row, tokens)
             if emitted or not sequence.live:
                 self._outputs.append(sequence.output(emitted, report))
             if not sequence.live:

@@ -252,8 +252,7 @@ class CachedModel:
 
     def layer_slots(self) -> tuple[LayerSlot, ...]:
         """Returns what each layer computes to be stored of one token."""
-        layers = self._probe().layers
-        return tuple((Slot.of(x.keys), Slot.of(x.values)) if x.is_initialized else None for x in layers)
+        return self._probe().slots()
 
     def row_bytes(self, window: int) -> int:
         """Returns the bytes of the states of one sequence, with a window of so many tokens, over all layers."""

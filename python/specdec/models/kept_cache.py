@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .kv_cache import StaticKVCache
-from .kv_layer import LayerSlot, Slot
+from .kv_layer import LayerSlot
 
 LARGEST = 1 << 28  # bytes; the texts that fill a larger one take long enough
 _MOST_SLOTS = 8  # times as many as are needed
@@ -30,9 +30,8 @@ class KeptCache:
         and none is kept any longer."""
         kept, self._kept = self._kept, []
         for cache in kept:
-            stored = [(Slot.of(x.keys), Slot.of(x.values)) if x.is_initialized else None for x in cache.layers]
             fits = cache.rows == batch_size and capacity <= cache.capacity <= _MOST_SLOTS * capacity
-            if fits and stored == list(slots):
+            if fits and cache.slots() == tuple(slots):
                 cache.restart()
                 return cache
         return None

@@ -14,7 +14,7 @@ from specdec_kernels import Feed
 
 from ..checks import refuse
 from .features import FeatureStore
-from .kv_layer import KVLayer, LayerSlot, Writer
+from .kv_layer import KVLayer, LayerSlot, Slot, Writer
 from .recurrent_layer import RecurrentLayer
 from .tree import Tree
 
@@ -225,6 +225,10 @@ class StaticKVCache(Cache):
     def storage(self) -> list[torch.Tensor]:
         """Returns all keys and values, [B, H_kv, S, D] each."""
         return [states for layer in self.layers if layer.is_initialized for states in (layer.keys, layer.values)]
+
+    def slots(self) -> tuple[LayerSlot, ...]:
+        """Returns what is stored of one token in each layer; None of a layer that has stored nothing."""
+        return tuple((Slot.of(x.keys), Slot.of(x.values)) if x.is_initialized else None for x in self.layers)
 
     @property
     def kind(self) -> tuple[Hashable, ...]:

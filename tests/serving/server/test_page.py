@@ -99,7 +99,8 @@ def check_step(page: Page, step: dict) -> None:
     if by == "recovered":
         cards.append(f"draft {len(kept) + 1}{drafts[len(kept)]} → {boxed(last)}✗ replaced")
     cards += [f"draft {i}{drafts[i - 1]}not used" for i in range(len(cards) + 1, len(drafts) + 1)]
-    cards += [f"no draft{boxed(last)}+ bonus"] if by == "bonus" else []
+    alone = {"bonus": "+ bonus", "plain": "plain"}.get(by)  # plain: K adapts, down to 0
+    cards += [f"no draft{boxed(last)}{alone}"] if alone else []
     assert texts_of(page, "#cards li") == cards
     assert texts_of(page, "#drafted .shown-step") == [text for _, text, _ in step["tokens"]]
     expect(page.locator("#told")).to_contain_text(f"“{boxed(last)}”")
