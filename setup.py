@@ -93,6 +93,7 @@ setup(
             "specdec_kernels._C",
             ["csrc/module.cpp", *sorted(glob("csrc/cpu/*.cpp"))],
             define_macros=define_macros,
+            depends=sorted(glob("csrc/**/*.*", recursive=True)),  # the source distribution has these, CUDA's as well
             extra_compile_args=flags,
             py_limited_api=True,
         ),

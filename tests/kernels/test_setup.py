@@ -1,8 +1,10 @@
-"""Where setup.py keeps what it compiled: in one folder, and in another one for another torch or compiler."""
+"""Where setup.py keeps what it compiled: in one folder, and in another one for another torch or compiler. What it names
+for the source distribution: all of csrc/."""
 
 from __future__ import annotations
 
 import runpy
+from collections.abc import Callable
 
 import pytest
 import setuptools
@@ -13,12 +15,12 @@ MOMENTARY = "/the/folder/of/an/editable/install"
 
 
 @pytest.fixture
-def objects(monkeypatch: pytest.MonkeyPatch):
-    """Runs setup.py up to its call of ``setup``; returns what tells where objects would go."""
+def build_ext(monkeypatch: pytest.MonkeyPatch) -> Callable[..., setuptools.Command]:
+    """Runs setup.py up to its call of ``setup``; returns what makes the command that would build the extensions."""
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("SPECDEC_CUDA", "0")
 
-    def folder(asked: str | None = None) -> str:
+    def made(asked: str | None = None) -> setuptools.Command:
         arguments: dict = {}
         monkeypatch.setattr(setuptools, "setup", arguments.update)
         runpy.run_path("setup.py")
@@ -27,9 +29,21 @@ def objects(monkeypatch: pytest.MonkeyPatch):
         command = distribution.get_command_obj("build_ext")
         command.build_temp = asked
         command.ensure_finalized()
-        return command.build_temp
+        return command
 
-    return folder
+    return made
+
+
+@pytest.fixture
+def objects(build_ext) -> Callable[..., str]:
+    """Tells where objects would go."""
+    return lambda asked=None: build_ext(asked).build_temp
+
+
+def test_the_source_distribution_has_every_source_and_header_also_where_cuda_is_left_out(build_ext):
+    sources = {str(file.relative_to(ROOT)) for file in (ROOT / "csrc").rglob("*.*")}
+    assert {"csrc/program.h", "csrc/core/hd.h", "csrc/cuda/plan.h", "csrc/cuda/statistics.cu"} <= sources
+    assert {*build_ext().get_source_files()} == sources
 
 
 def test_objects_stay_until_torch_or_the_compiler_is_another(objects, monkeypatch, tmp_path):
