@@ -60,6 +60,13 @@ CLIENTS = (
     "bench/bench_clients.py",
     "bench/json_schemas.py",
 )
+CLUSTER = (
+    *RACE,
+    *(f"python/specdec/jobs/{name}.py" for name in ("input", "lines", "output", "result_line", "run", "shard")),
+    *(f"python/specdec/evaluation/{name}.py" for name in ("gpus", "model_shapes", "roofline", "theory")),
+    *("bench/cluster_*.py", "bench/predict_cluster.py", "bench/tunable_pair.py"),
+    "bench/results/h200",
+)
 LOADING = ("python/specdec/models", "specdec_kernels/*.py", "bench/bench_loading.py", "bench/weights.py")
 PERPLEXITY = (
     *(f"python/specdec/models/{name}" for name in ("linear.py", "packed_weights.py", "stored_weights.py")),
@@ -242,6 +249,7 @@ RESULTS = (
     Result(
         "cpu_step", "bench/bench_cpu_step.py --json {json}", (*ANY_MODEL, "bench/bench_cpu_step.py"), 4,
     ),
+    Result("cluster", "bench/predict_cluster.py --json {json}", CLUSTER, 11),
     Result(
         "perplexity", f"bench/perplexity.py {SMOLLM2} --gguf {PACKED} --threads 1 --json {{json}}", PERPLEXITY, 6,
         models=(SMOLLM2, PACKED),

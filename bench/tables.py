@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
+import figures_cluster as cluster
 import figures_decoding as decoding
 import figures_kernels as kernels
 import figures_pages as pages
@@ -58,6 +59,8 @@ FIGURES: dict[str, Callable[[Results], str]] = {
     "recurrent": kernels.recurrent("recurrent"),
     "recurrent.avx2": kernels.recurrent("recurrent.avx2"),
     "recurrent.two_threads": kernels.recurrent("recurrent.two_threads"),
+    "cluster_check": cluster.check,
+    "cluster_gpus": cluster.gpus,
     "worth_drafts": pages.worth_drafts,
     "worth_costs": pages.worth_costs,
     "worth_rows": pages.worth_rows,
