@@ -65,5 +65,3 @@ def group(size: int) -> Iterator[list[subprocess.Popen]]:
                 except subprocess.TimeoutExpired:
                     follower.kill()
             follower.communicate()
-
-
