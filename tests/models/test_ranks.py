@@ -204,17 +204,10 @@ def test_a_follower_ends_when_rank_0_is_killed():
 
 def test_the_command():
     """Of the two processes that torchrun starts, one prints the text."""
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        "2",
-        "--master-port",
-        str(free_port()),
-    ]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    asked = ["generate", "import os", "--tp", "2", "--device", "cpu", "--json", "-k", "2"]
     run = subprocess.run(
-        [*command, "-m", "specdec", "generate", "import os", "--tp", "2", "--device", "cpu", "--json", "-k", "2"],
+        [*torchrun, "--master-port", str(free_port()), "-m", "specdec", *asked],
         capture_output=True,
         text=True,
         timeout=120,

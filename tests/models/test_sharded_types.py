@@ -1,4 +1,4 @@
-"""Models of all types that can be divided, over two and four processes, and what is built on a divided target: heads, a
+"""Models of all types that can be divided, over two processes, and what is built on a divided target: heads, a
 job, a server."""
 
 from __future__ import annotations
@@ -8,17 +8,11 @@ import json
 
 import httpx
 import pytest
-import torch
-from specdec import Scheduler, SpeculativeDecoder, load_embedded_head, load_embedded_pair, load_model
+from specdec import Scheduler, SpeculativeDecoder, load_embedded_head, load_embedded_pair
 from support.commands import run
-from support.model_types import CASES, draw_wide
-from support.models import generate, prompts
 from support.ranks import group
 from support.servers import service, serving
-from support.texts import assert_same_greedy
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
-
-from specdec_kernels import SamplingParams
+from support.sharded import check_divided
 
 pytestmark = pytest.mark.nightly
 PLANNED = (
@@ -26,7 +20,6 @@ PLANNED = (
     "granite", "granitemoe", "llama", "llama, tied", "ministral", "mistral", "mixtral", "olmo", "olmo2", "olmo3", "phi",
     "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3", "starcoder2",
 )  # fmt: skip
-OVER_FOUR = ("gemma2", "llama", "qwen3")
 
 
 @pytest.fixture(scope="module")
@@ -35,37 +28,9 @@ def over_two():
         yield followers
 
 
-@pytest.fixture(scope="module")
-def over_four():
-    with group(4) as followers:
-        yield followers
-
-
-def check(case: str, tp: int, folder) -> None:
-    kind, settings = CASES[case]
-    few = {"num_key_value_heads": max(2, tp)} if "num_key_value_heads" in settings else {}
-    torch.manual_seed(0)
-    draw_wide(AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**{**settings, **few}))).save_pretrained(folder)
-    one, two = load_model(folder, "float32"), load_model(folder, "float32", tp=tp)
-    asked = prompts(3, 5, 40, seed=1)
-    for more in ({}, {"tree": 5}):
-        results = [generate(m, draft=one, ids=asked, max_new_tokens=16, output_logits=True, **more) for m in (one, two)]
-        for i, prompt in enumerate(asked):
-            expected, got = (result.tokens[i] for result in results)
-            assert_same_greedy(one, prompt, got, expected)
-            if got == expected:
-                expected, got = (result.logits[i] for result in results)
-                assert (got - expected).abs().max() < 1e-5 * expected.abs().max()
-
-
 @pytest.mark.parametrize("case", PLANNED)
 def test_two_processes(over_two, tmp_path, case):
-    check(case, 2, tmp_path)
-
-
-@pytest.mark.parametrize("case", OVER_FOUR)
-def test_four_processes(over_four, tmp_path, case):
-    check(case, 4, tmp_path)
+    check_divided(case, 2, tmp_path)
 
 
 @pytest.mark.parametrize("tree", [None, 6])
@@ -106,21 +71,3 @@ def test_a_server(pair, over_two):
     for models in (pair, load_embedded_pair(tp=2)):
         texts.append(asyncio.run(ask(*models)))
     assert texts[0] == texts[1] != ""
-
-
-def test_memory_that_runs_out_on_one_rank_ends_all(tmp_path):
-    """In a group of its own: nothing is decoded after it. No rank tries again alone, with fewer tokens."""
-    from specdec.models.channel import RanksParted
-
-    with group(2) as followers:
-        target, draft, _ = load_embedded_pair(tp=2)
-        decoder = SpeculativeDecoder(target, draft, num_drafts=2)
-        assert decoder.generate([[1, 2, 3]], max_new_tokens=4, params=SamplingParams(0.0)).tokens
-
-        def full(*_):
-            raise torch.OutOfMemoryError("out of memory")
-
-        target.model.layers[1].self_attn.o_proj.forward = full  # where the other one waits for a sum
-        with pytest.raises(RanksParted, match="rank 0 failed: OutOfMemoryError: out of memory"):
-            decoder.generate([[1, 2, 3]], max_new_tokens=4)
-        assert followers[0].wait(15) == 1
