@@ -76,6 +76,16 @@ def measured_steps(path: Path, pair: Pair, context: int) -> dict[str, dict[int, 
     return found
 
 
+def steps_measured(gpu: str, asked: Asked, folder: Path) -> tuple[str, dict[str, dict[int, float]]]:
+    """What :func:`measured_steps` finds of this GPU, and how it is called; where none were measured on this one, of the
+    H100: others of its family are as far from their own rooflines, about."""
+    for name, told in ((gpu, "measured"), ("H100 SXM", "as an H100's")):
+        path = folder / name.split()[0].lower() / "decode.json"
+        if any((found := measured_steps(path, pair_on(name, asked.alpha), asked.context)).values()):
+            return told, found
+    return "by roofline", found
+
+
 def verification(path: Path) -> float:
     """Seconds that the kernel took for a row of logits where it verified many, on an H200."""
     rows = json.loads(path.read_text(encoding="utf-8"))["rows"]

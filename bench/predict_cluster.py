@@ -19,7 +19,7 @@ import report
 import torch
 import typer
 from cluster_costs import Costs, Text, together
-from cluster_gpus import Asked, OnGpu, measured_steps, pair_on, verification
+from cluster_gpus import Asked, OnGpu, pair_on, steps_measured, verification
 from cluster_job import Case, costs_of, processes, save_tunable_pair, write_prompts
 from measure import in_turns, ratios, summary
 from results import FOLDER
@@ -99,12 +99,12 @@ def tables(
     kernel, texts = verification(folder / "h200" / "goals.json"), asked.texts()
     for name in names:
         pair = pair_on(name, asked.alpha)
-        factors = measured_steps(folder / name.split()[0].lower() / "loop.json", pair, asked.context)
+        measured, factors = steps_measured(name, asked, folder)
         gpu, fits = OnGpu(pair, asked, kernel, factors), pair.most_rows(asked.longest)
         about = {"fits": fits, "pays_up_to": gpu.pays_up_to(fits)}
         for n in (n for n in rows if n <= fits):
             for k in (0, gpu.best(n)):
-                steps = "measured" if factors[gpu.kind(k)] else "by roofline"
+                steps = measured if factors[gpu.kind(k)] else "by roofline"
                 for gpus in counts if n == rows[0] else (1,):
                     yield {"steps": steps, **about, **cluster(pair, gpu.costs(n, k), k, asked, texts, gpus)}
 

@@ -26,7 +26,6 @@ from .loop.sequence import Output, Request
 from .loop.sequence import Sequence as SequenceState
 from .loop.step import AcceptRule
 from .models.cache_plan import CacheBudget, plan_caches
-from .models.free_memory import free_memory
 from .models.supported import cached_model, why_no_trees
 from .prompts import TokenIds, check_room, join, read_eos, read_pad, read_prompts, read_seeds
 from .result import FinishReason, GenerationResult
@@ -69,7 +68,7 @@ class SpeculativeDecoder:
             token to which the model gives a smaller probability. The token itself is still verified.
         graph_bytes: memory for CUDA graphs on an NVIDIA GPU; 0 turns them off. A step is captured when its shape
             occurs for the second time, and replayed from then on. Steps with penalties, bias, processors, confidence,
-            or a drafter that is neither a model nor a head run without graphs.
+            a drafter that is neither a model nor a head, or a target over several GPUs run without graphs.
         cache_dtype: keys and values of the target and of a draft model are rounded to this dtype if they are wider.
             The distribution is then that of the target with such a cache. None stores them in the dtype in which the
             model computes them; if that is narrower than the dtype of its hidden states (autocast), ``generate``
@@ -463,7 +462,7 @@ class SpeculativeDecoder:
             cache_bytes,
             slot_bytes={name: cost for name, cost in costs.items() if cost},
             positions=self._max_lengths,
-            free_memory=lambda: free_memory(self.target.device),
+            free_memory=self.target.free_memory,
             step=step,
             nodes=self._tree_slots,
             row_bytes=row_bytes,
@@ -494,7 +493,8 @@ class SpeculativeDecoder:
 
     @property
     def _on_graphs(self) -> bool:
-        return self.target.device.type == "cuda" and torch.version.cuda is not None and self.graph_bytes > 0
+        on_cuda = self.target.device.type == "cuda" and torch.version.cuda is not None
+        return on_cuda and self.graph_bytes > 0 and not self.target.is_sharded
 
 
 def next_seed(seed: int, further: int) -> int:

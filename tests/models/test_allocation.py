@@ -62,7 +62,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_allocated(caches, monke
     both, asked = SpeculativeDecoder(target, draft, 3), []
     needed = both.plan_caches(2, 13).bytes
     for free, fits in ((needed, True), (needed - 1, False), (None, True)):
-        monkeypatch.setattr("specdec.decoder.free_memory", lambda device, free=free: asked.append(device) or free)
+        monkeypatch.setattr("specdec.models.cached_model.free_memory", lambda device, free=free: asked.append(device) or free)
         caches.clear()
         if fits:
             assert len(both.generate([[1, 2, 3], [4]], max_new_tokens=10, eos_token_id=[]).tokens[1]) == 10
@@ -84,7 +84,7 @@ def test_rows_that_are_rounded_up_count_as_they_are_allocated(caches, monkeypatc
     both.target = CachedModel(tiny_model("llama"), "target", "flex")
     for length, capacity in ((40, 256), (256, 512)):
         for free in (768 * capacity, 768 * capacity - 1):
-            monkeypatch.setattr("specdec.decoder.free_memory", lambda device, free=free: free)
+            monkeypatch.setattr("specdec.models.cached_model.free_memory", lambda device, free=free: free)
             caches.clear()
             if free % 768 == 0:
                 both.generate([[1] * length], max_new_tokens=0)
@@ -95,7 +95,7 @@ def test_rows_that_are_rounded_up_count_as_they_are_allocated(caches, monkeypatc
 
 
 def test_small_caches_do_not_ask(monkeypatch):
-    monkeypatch.setattr("specdec.decoder.free_memory", lambda device: pytest.fail("asked"))
+    monkeypatch.setattr("specdec.models.cached_model.free_memory", lambda device: pytest.fail("asked"))
     generate(tiny_model("llama"), None, [[1]], max_new_tokens=5)
 
 

@@ -203,7 +203,11 @@ def model_of(case: str) -> PreTrainedModel:
     config = CONFIG_MAPPING[model_type](**settings)
     torch.manual_seed(0)
     new = Gemma3ForConditionalGeneration if model_type == "gemma3" else AutoModelForCausalLM.from_config
-    model = new(config).eval()
+    return draw_wide(new(config).eval())
+
+
+def draw_wide(model: PreTrainedModel) -> PreTrainedModel:
+    """Draws the weights of a new model wider than usual."""
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.dim() > 1:

@@ -50,7 +50,7 @@ class ServerOptions:
 
 @command
 def chat(
-    at: models.ModelOptions,
+    at: models.DividedModelOptions,
     drafts: drafting.DraftOptions,
     sampling: options.SamplingOptions,
     answers: AnswerOptions,
@@ -71,7 +71,13 @@ def chat(
     settings.grammar = answers.grammar()
     if server.url is not None:
         settings.drafter = drafts.drafter or None  # None: the server's own
-        without = {"adapter": at.adapter, "draft": at.draft, "exit_layers": drafts.exit_layers, "tree": drafts.tree}
+        without = {
+            "adapter": at.adapter,
+            "draft": at.draft,
+            "exit_layers": drafts.exit_layers,
+            "tree": drafts.tree,
+            "tp": at.tp,
+        }
         for name, value in {**without, **vars(at.machine)}.items():
             if value is not None:
                 refuse(option_name(name), f"{value} with --url", "this option without --url")
@@ -79,6 +85,7 @@ def chat(
             settings.num_drafts = drafting.read_num_drafts(drafts.num_drafts)
         converse(server.talk(at.target, settings))
         return
+    at.join()
     if server.api_key is not None:
         refuse("--api-key", "a key", "one with --url")
     if settings.grammar is not None:

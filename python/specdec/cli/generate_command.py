@@ -137,7 +137,7 @@ class ShownOptions:
 @command
 def generate(
     given: PromptOptions,
-    at: models.ModelOptions,
+    at: models.DividedModelOptions,
     drafts: drafting.GenerateDrafts,
     of_lines: LineOptions,
     shown: ShownOptions,
@@ -153,6 +153,7 @@ def generate(
     is run again. Exit codes: 0, all prompts have their texts; 3, some failed, and their results say why; 4, the output
     could not be written; 130 and 143, stopped by Ctrl-C or SIGTERM.
     """
+    at.join()
     text = of_lines.text
     given.check(prompt)
     job.check(given.batch_file, text.num_return_sequences, verbose=text.verbose, profile=shown.profile is not None)

@@ -131,6 +131,7 @@ class Job:
             **{"torch": torch.__version__, "transformers": transformers.__version__},
             "device": torch.device(self.at.machine.chosen_device()).type,
             **{name: getattr(self.options, name) for name in shapes},
+            **({} if self.at.tp is None else {"tp": self.at.tp}),  # jobs that began before there was this go on
         }
 
     def run(self) -> int:
@@ -188,6 +189,8 @@ class Job:
             return None, self
         from .ray_job import join
 
+        if self.at.tp is not None:
+            refuse("--ray", f"--ray with --tp {self.at.tp}", "one of the two")
         cluster = join(o.ray, machine.device, o.actors, o.actor_cpus)
         return cluster, replace(self, at=replace(self.at, machine=replace(machine, device=cluster.device)))
 

@@ -44,6 +44,11 @@ class ModelOptions:
             refuse("--load-in-8bit / --load-in-4bit", "both", "at most one of the two")
 
     @property
+    def tp(self) -> int | None:
+        """Over how many processes the target is divided; None: it is not."""
+        return None
+
+    @property
     def bits(self) -> Literal[4, 8] | None:
         return 8 if self.load_in_8bit else 4 if self.load_in_4bit else None
 
@@ -77,6 +82,24 @@ class ModelOptions:
             return {"target": target, "draft": draft, "tokenizer": tokenizer, **more}
         adapter = {} if self.adapter is None else {"adapter": self.adapter}
         return {"target": self.target, "draft": self.draft, **more, **adapter}
+
+
+@dataclass(frozen=True)
+class DividedModelOptions(ModelOptions):
+    """Models"""
+
+    tp: int | None = option(
+        None, "Divide the target over N processes, a GPU each: torchrun --nproc-per-node N -m specdec ...", metavar="N"
+    )
+
+    def join(self) -> None:
+        """Meets the processes of ``--tp``. Returns in the first of them; the others follow it, and end with it."""
+        if self.tp is not None:
+            from ..models.load_sharded import join_ranks
+
+            gc.enable()  # in those that do not return; ``load`` does it here
+            join_ranks(self.tp, self.machine.chosen_device())
+            gc.disable()
 
 
 @dataclass(frozen=True)
@@ -153,11 +176,11 @@ def _load(at: ModelOptions, drafters: Sequence[str]) -> Models:
     machine, bits = at.machine, at.bits
     device = machine.chosen_device()
     if at.target is None:
-        return Models(*load_embedded_pair(machine.dtype or torch.float32, device, bits=bits), None)
+        return Models(*load_embedded_pair(machine.dtype or torch.float32, device, bits=bits, tp=at.tp), None)
     if not is_gguf(at.target):
         require_folder("target", at.target, CONFIG, WEIGHTS, TOKENIZER)
     dtype = machine.dtype or "auto"
-    of_target: dict[str, Any] = {"adapter": at.adapter, "bits": bits}
+    of_target: dict[str, Any] = {"adapter": at.adapter, "bits": bits, "tp": at.tp}
     if at.draft is not None and [name for name in drafters if name in NEED_DRAFT] != ["universal"]:
         return Models(*load_pair(at.target, at.draft, dtype, device, **of_target), None)
     tokenizer = load_tokenizer("target", at.target)

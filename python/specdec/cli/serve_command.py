@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from .models import ModelOptions
+from .models import DividedModelOptions
 from .option_groups import command, option
 from .options import ROWS, SchedulingOptions
 from .served import ServedDrafts, make_service, run
@@ -137,7 +137,7 @@ class OperationOptions:
 
 @command
 def serve(
-    at: ModelOptions,
+    at: DividedModelOptions,
     drafts: ServedDrafts,
     capacity: CapacityOptions,
     access: AccessOptions,
@@ -152,6 +152,7 @@ def serve(
         told = f'specdec serve needs the extra [serve], {missing[0]} is missing: pip install "specdec[serve]"'
         typer.echo(f"Error: {told}", err=True)
         raise typer.Exit(2)
+    at.join()
     from ..serving.server import address, logs
 
     scheduling = capacity.scheduling()

@@ -47,6 +47,8 @@ class EarlyExitDrafter(ModelDrafter):
         self, target: PreTrainedModel, num_layers: int, confidence: float = 0.0, growth: TreeGrowth | None = None
     ):
         whole = cached_model(target, "target")
+        if whole.is_sharded:
+            refuse("target", "one over several devices (tp)", "one on one device: its layers are called apart")
         super().__init__(CachedModel(first_layers(target, num_layers)), confidence=confidence, growth=growth)
         if whole.config.model_type not in KNOWN_MODEL_TYPES:
             check_keys_are_shared(whole, self.model)

@@ -244,18 +244,28 @@ def _registered(name: str) -> str:
 M = TypeVar("M", bound=nn.Module)
 
 
+def _has_config(module: nn.Module) -> bool:
+    """Whether the module may read from a configuration which attention to compute."""
+    return isinstance(getattr(module, "config", None), PreTrainedConfig)
+
+
+def _copies(module: nn.Module) -> list[nn.Module]:
+    """Returns the modules that :func:`with_attention` copies: those with a configuration, and those around them."""
+    inside = [copied for child in module.children() for copied in _copies(child)]
+    return [module, *inside] if inside or _has_config(module) else []
+
+
 def _copied(module: M, attention: str, configs: dict, done: dict[int, nn.Module]) -> M:
     if id(module) not in done:
         children = {n: c if c is None else _copied(c, attention, configs, done) for n, c in module._modules.items()}
-        config = getattr(module, "config", None)
-        own = isinstance(config, PreTrainedConfig)
+        own = _has_config(module)
         copied = module
         if own or any(children[n] is not c for n, c in module._modules.items()):
             copied = copy.copy(module)
         if any(children[n] is not c for n, c in module._modules.items()):
             copied._modules = children
         if own:
-            vars(copied)["config"] = copy.deepcopy(config, configs)
+            vars(copied)["config"] = copy.deepcopy(module.config, configs)
             # Set directly, because the property would also set it in the configuration's parts.
             vars(copied)["config"]._attn_implementation_internal = attention
         done[id(module)] = copied
@@ -303,7 +313,7 @@ def _lacks(model: PreTrainedModel) -> str | None:
         return "which has ALiBi"
     if getattr(config, "attn_logit_softcapping", None) and config._attn_implementation != "eager":
         return "whose scores are soft-capped, but not by its own sdpa"  # sdpa of transformers 5.17 ignores soft-capping
-    if any("forward" in vars(module) for module in model.modules()):
+    if any("forward" in vars(module) for module in _copies(model)):
         return "of which a forward was replaced (by torch.compile, or hooks)"  # a copy would run the original's
     if model.device.type == "cuda":
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

@@ -17,6 +17,7 @@ from ..checks import refuse
 from .attention import MAX_QUERIES, Mask, Queries, block_mask, choose, dense_mask, seen_slots, with_attention
 from .compiled import CompiledForward, compiled_copy
 from .copied_modules import same_objects
+from .free_memory import free_memory
 from .huge_pages import move_to_huge_pages, read_whole
 from .kept_cache import KeptCache
 from .kv_cache import StaticKVCache, check_cache_dtype, stored_dtype, visible_slots
@@ -108,10 +109,13 @@ class CachedModel:
     Attributes:
         prefill_chunk: how many tokens, padding included, one prefill forward is fed.
         recurrent: the numbers of the layers that have a state. They are fed a tree whole, or not at all.
+        is_sharded: whether other ranks have parts of the weights, and of keys and values (``sharded``).
 
     Raises:
         ValueError: names ``attention`` or ``cache_dtype``, what was given and what is allowed.
     """
+
+    is_sharded = False
 
     def __init__(
         self,
@@ -209,6 +213,14 @@ class CachedModel:
     def compiled(self) -> CachedModel:
         """Returns the same model with ``compile=True``."""
         return CachedModel(self.model, self.name, "auto", self.cache_dtype, True, self._fed_vocabulary)
+
+    def free_memory(self) -> int | None:
+        """Returns the bytes that can be allocated on the model's device now; None: that is not known."""
+        return free_memory(self.device)
+
+    def with_whole_ends(self) -> PreTrainedModel:
+        """Returns the model, for those who use its embedding or its head alone."""
+        return self.model
 
     def new_cache(self, batch_size: int, capacity: int, window: int = 1) -> StaticKVCache:
         """Returns a cache with all its memory allocated: a new one, or one that was kept, which may have more slots.

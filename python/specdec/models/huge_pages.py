@@ -14,6 +14,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from .shards import is_shard
+
 PAGE = 2 << 20
 AT_ONCE = 128 * PAGE  # bytes of a mapping, at least: weights are moved one by one, and few are as large as a page
 LEAST = 8 * PAGE  # bytes of all weights, below which the processor remembers where its pages are
@@ -40,7 +42,7 @@ def move_to_huge_pages(weights: Iterable[torch.Tensor]) -> int:
 
     Returns how many bytes were moved.
     """
-    own = {id(weight): weight for weight in weights if _is_movable(weight)}
+    own = {id(weight): weight for weight in weights if not is_shard(weight) and _is_movable(weight)}
     sharing = Counter(weight.data_ptr() for weight in own.values())
     found = [weight for weight in own.values() if sharing[weight.data_ptr()] == 1]
     left = sum(map(_room, found))

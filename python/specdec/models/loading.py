@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
-    AutoModelForCausalLM,
     AutoTokenizer,
     BitsAndBytesConfig,
     PreTrainedConfig,
@@ -32,6 +30,7 @@ from .gguf_file import read_gguf
 from .linear import has_native
 from .model_folder import CONFIG, TOKENIZER, VOCABULARY, WEIGHTS, hub_or_cache, is_gguf, require_folder
 from .packed_weights import num_parameters
+from .pretrained import from_pretrained, loading, quantisation
 from .reduced_head import SIZE, load_reduced
 from .stored_weights import compute_in_float32, pack_weights
 
@@ -47,6 +46,7 @@ def load_model(
     *,
     adapter: str | os.PathLike | None = None,
     bits: Literal[4, 8] | None = None,
+    tp: int | None = None,
     name: str = "path",
 ) -> PreTrainedModel:
     """Loads a causal language model, in evaluation mode.
@@ -66,6 +66,10 @@ def load_model(
             saved. On a GPU by bitsandbytes, to 8 or 4. On a CPU by ours, to 8, whether bitsandbytes is there or not:
             those of linear layers and embeddings become GGUF's blocks Q8_0, and compute in float32, which ``dtype`` has
             to be, or "auto" (``packed_weights``).
+        tp: N, the processes of a ``torchrun --nproc-per-node N`` that this one is one of: the weights are divided over
+            them, a GPU each ("cuda"), or parts of the CPU. Only rank 0 gets the model: on the others this call does not
+            return, but follows rank 0, and ends the process with it (SystemExit). None: the whole model is here. "auto"
+            then computes in float32 on a CPU over weights that are float32 in memory. See docs/cluster.md.
         name: the caller's name for ``path``, for errors.
 
     Raises:
@@ -73,7 +77,7 @@ def load_model(
             installed; names the argument and the path.
         ValueError: ``dtype`` is not an allowed dtype, ``device`` is not on this machine, or the folder does not hold
             a causal language model. A folder with nothing but an adapter is refused: which model it belongs to is the
-            caller's word.
+            caller's word. ``tp`` does not divide the heads, is not the number of processes, or the model has no plan.
 
     Example:
         >>> from importlib import resources
@@ -86,6 +90,10 @@ def load_model(
     if dtype not in (*allowed, *names, "auto"):
         raise ValueError(f"dtype: got {dtype!r}, allowed: auto, {', '.join(names)}")
     _require_device(device)
+    if tp is not None:
+        for other, given in (("adapter", adapter), ("bits", bits), ("path", path if is_gguf(path) else None)):
+            if given is not None:
+                refuse(other, f"{str(given)!r} with tp={tp}", "a folder or hub name alone with tp")
     if is_gguf(path):
         from .gguf_model import load_gguf
 
@@ -95,6 +103,12 @@ def load_model(
     if adapter is not None:
         require_adapter("adapter", adapter)
     with hub_or_cache(name, path):
+        if tp is not None:
+            if _reduced(path) is not None:
+                refuse("tp", f"{tp} for a model with a reduced head", "None for it")
+            from .load_sharded import load_sharded
+
+            return load_sharded(path, _dtype(dtype), device, tp, name)
         if bits is not None and torch.device(device).type == "cpu":
             _check_packing(path, dtype, bits)
             model = _packed(_load(path, "auto", device, None, name), bits)
@@ -114,29 +128,17 @@ def _load(
     name: str,
 ) -> PreTrainedModel:
     placed: dict[str, Any] = {} if bits is None else {"quantization_config": _bitsandbytes(bits, path)}
-    try:
+    with loading(name, path):
         # Most quantised weights are made for one device, so they are loaded there instead of moved.
-        if bits is not None or (torch.device(device).type != "cpu" and _quantisation(path) is not None):
+        if bits is not None or (torch.device(device).type != "cpu" and quantisation(path) is not None):
             placed["device_map"] = {"": device}
         if bits is None and (config := _reduced(path)) is not None:
             reduced: Any = load_reduced(Path(path).expanduser(), config, _dtype(dtype))
             return reduced.to(device)
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True, **placed
-        )
-        model, report = loaded
-        if getattr(model.config, "quantization_config", None) is not None and not hasattr(model, "hf_quantizer"):
-            raise ValueError(f"its quantisation {_quantisation(path)} is none that transformers knows")
-        if bits is None:
+    model: Any = from_pretrained(path, dtype, name, **placed)
+    if bits is None:
+        with loading(name, path):
             model.to(device)
-    except (OSError, SafetensorError, ImportError) as error:
-        raise OSError(f"{name}: cannot load a model from {str(path)!r}: {error}") from error
-    except (ValueError, RuntimeError, KeyError) as error:
-        raise ValueError(f"{name}: {str(path)!r} does not hold a causal language model: {error}") from error
-    # transformers fills absent weights with random numbers and only warns; the text would be nonsense.
-    absent = sorted(report["missing_keys"])
-    if absent:
-        raise OSError(f"{name}: the weights in {str(path)!r} lack {len(absent)} tensors, the first is {absent[0]!r}")
     return model
 
 
@@ -145,7 +147,7 @@ def _check_packing(path: str | os.PathLike, dtype: torch.dtype | str, bits: int)
         refuse("bits", f"{bits!r} on a CPU", "8 or None")
     if _dtype(dtype) not in (None, torch.float32):
         refuse("dtype", f"{dtype} with bits on a CPU", "auto or float32, in which packed weights are computed")
-    if _quantisation(path) is not None:
+    if quantisation(path) is not None:
         refuse("bits", f"{bits} for weights that are quantised already", "None for them")
     if not has_native():
         refuse("bits", f"{bits} on a CPU without native code", "None")
@@ -213,15 +215,11 @@ def _dtype(given: torch.dtype | str) -> torch.dtype | None:
 def _bitsandbytes(bits: Literal[4, 8], path: str | os.PathLike) -> BitsAndBytesConfig:
     if bits not in (4, 8):
         refuse("bits", bits, "4, 8 or None")
-    if _quantisation(path) is not None:
+    if quantisation(path) is not None:
         refuse("bits", f"{bits} for weights that are quantised already", "None for them")
     if importlib.util.find_spec("bitsandbytes") is None:
         refuse("bits", f"{bits} without bitsandbytes", "None, or: pip install bitsandbytes")
     return BitsAndBytesConfig(load_in_8bit=bits == 8, load_in_4bit=bits == 4)
-
-
-def _quantisation(path: str | os.PathLike) -> object:
-    return getattr(AutoConfig.from_pretrained(path, trust_remote_code=False), "quantization_config", None)
 
 
 def load_pair(
@@ -232,6 +230,7 @@ def load_pair(
     *,
     adapter: str | os.PathLike | None = None,
     bits: Literal[4, 8] | None = None,
+    tp: int | None = None,
 ) -> Pair:
     """Loads target, draft and the target's tokenizer.
 
@@ -240,6 +239,7 @@ def load_pair(
         dtype, device: as there, of both models.
         adapter: as there, of the target.
         bits: as there, of the target, and on a CPU of both models.
+        tp: as there, of the target. Rank 0 alone has the draft, whole.
 
     Raises:
         OSError: as :func:`load_model`.
@@ -265,7 +265,7 @@ def load_pair(
         draft_tokenizer = None  # a draft needs no tokenizer of its own
     if draft_tokenizer is not None:
         require_same_vocabulary(tokenizer, draft_tokenizer)
-    target_model = load_model(target, dtype, device, adapter=adapter, bits=bits, name="target")
+    target_model = load_model(target, dtype, device, adapter=adapter, bits=bits, tp=tp, name="target")
     of_draft = bits_of_draft(bits, device, draft)
     return target_model, load_model(draft, dtype, device, bits=of_draft, name="draft"), tokenizer
 
@@ -283,12 +283,14 @@ def load_embedded_pair(
     device: torch.device | str = "cpu",
     *,
     bits: Literal[4, 8] | None = None,
+    tp: int | None = None,
 ) -> Pair:
     """Loads the small target and draft that come with the package, and their tokenizer. They write Python.
 
     Args:
         dtype, device: as in :func:`load_model`, of both models.
         bits: as there, of the target, and on a CPU of both models.
+        tp: as there, of the target: 2.
 
     Example:
         >>> from specdec import load_embedded_pair
@@ -297,7 +299,7 @@ def load_embedded_pair(
         (9.9, 1.0, 4096)
     """
     folder = Path(str(resources.files("specdec") / "embedded"))
-    target = load_model(folder / "target", dtype, device, bits=bits, name="target")
+    target = load_model(folder / "target", dtype, device, bits=bits, tp=tp, name="target")
     of_draft = bits_of_draft(bits, device, folder / "draft")
     draft = load_model(folder / "draft", dtype, device, bits=of_draft, name="draft")
     return target, draft, load_tokenizer("tokenizer", folder / "tokenizer")

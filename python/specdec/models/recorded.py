@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from .calls import Call, Calls, Reads, memory_of
 from .programs import Memory, Programs
+from .shards import has_shards
 
 Forward = Callable[..., torch.Tensor]
 Bind = Callable[..., Forward]  # takes a cache's tensors
@@ -124,9 +125,10 @@ class _Replay:
 
 
 def is_recordable(model: nn.Module) -> bool:
-    """Whether nobody else's code may expect to run in every forward: hooks, or adapters, which can be switched."""
+    """Whether nobody else's code may expect to run in every forward: hooks, or adapters, which can be switched. Other
+    ranks, if the weights are shards, expect all of it."""
     modules = list(model.modules())
-    if any(type(module).__module__.startswith("peft.") for module in modules):
+    if has_shards(model) or any(type(module).__module__.startswith("peft.") for module in modules):
         return False
     return not any(module._forward_hooks or module._forward_pre_hooks for module in modules)
 

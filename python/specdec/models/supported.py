@@ -13,6 +13,7 @@ from ..checks import refuse
 from .cached_model import CachedModel
 from .kv_cache import VISIBLE_STEP, visible_slots
 from .recurrent import recurrent_layers, scan_of
+from .shards import is_shard, leader_of
 from .tree import Tree
 
 # For these, tests/models/test_model_types.py compares ragged cached forwards with full ones; see docs/models.md.
@@ -84,10 +85,18 @@ def cached_model(
     if config._attn_implementation not in MASKED_ATTENTION:
         given, allowed = config._attn_implementation, " or ".join(MASKED_ATTENTION)
         raise ValueError(f"{name}: attention implementation {given!r}, allowed: {allowed}")
-    _require_one_device(model, name)
+    led = leader_of(model)
+    if led is None:
+        _require_one_device(model, name)
+    if compile and led is not None:
+        refuse("compile", "True with tp", "False for models over several devices")
     if compile and model.device.type not in COMPILED_ON:
         refuse("compile", f"True on {model.device.type!r}", f"False; what it is for is {', '.join(COMPILED_ON)}")
     _check_modules(whole, name)
+    if led is not None:
+        from .sharded import ShardedModel
+
+        return ShardedModel(model, name, cache_dtype, *led)
     if whole is not model or not _is_known(model):
         check_against_full_forward(model, name, whole)
     return CachedModel(model, name, "auto", cache_dtype, compile, fed_vocabulary)
@@ -134,9 +143,9 @@ def _require_known_layers(model: PreTrainedModel, config: PreTrainedConfig, desc
 def _require_one_device(model: PreTrainedModel, name: str) -> None:
     """Raises ValueError unless all weights are whole and stay on one device. accelerate is never imported here; its
     hooks have attributes that tell what they do. Hooks that only move inputs to the one device are allowed."""
-    allowed = "all of them, whole, on one device that holds values"
+    allowed = "all of them, whole, on one device that holds values; load_model(tp=...) divides them"
     parameters = list(model.parameters())
-    sharded = next((p for p in parameters if type(p).__module__.startswith("torch.distributed.")), None)
+    sharded = next(filter(is_shard, parameters), None)
     if sharded is not None:
         refuse(name, f"weights in shards over a device mesh ({type(sharded).__name__})", allowed)
     if (getattr(model, "_tp_size", None) or 1) > 1:

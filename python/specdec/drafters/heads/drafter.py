@@ -77,6 +77,8 @@ class HeadDrafter(Drafter):
         if ours != theirs:
             described = "a head ({}) for {} hidden numbers, {} tokens and device {}".format(head.kind, *ours)
             refuse("draft", described, "{} hidden numbers, {} tokens and device {}, the target's".format(*theirs))
+        if target.is_sharded and head.reads_target_cache:
+            refuse("draft", f"a head ({head.kind}) that reads the target's keys, with tp", "another drafter")
         if max(head.states) > config.num_hidden_layers:
             refuse("draft", f"a head that reads hidden states {head.states}", f"0 to {config.num_hidden_layers}")
         if target.is_compiled:

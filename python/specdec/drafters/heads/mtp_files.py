@@ -82,6 +82,8 @@ def new_mtp(target: CachedModel) -> MtpHead:
 
 
 def _check_type(target: CachedModel) -> None:
+    if target.is_sharded:
+        refuse("target", "one over several devices (tp) with MTP layers", "one on one device")
     if target.config.model_type not in TARGETS:
         refuse("target", f"model type {target.config.model_type!r} with MTP layers", ", ".join(TARGETS))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,9 +34,10 @@ class Source:
     layer_ids: Sequence[int] | None = None
     ids: LayerIds | None = None
 
-    @property
+    @functools.cached_property
     def model(self) -> PreTrainedModel:
-        return self.target.model
+        """The target, with an embedding and a head that this rank can use alone."""
+        return self.target.with_whole_ends()
 
     @property
     def num_layers(self) -> int:
