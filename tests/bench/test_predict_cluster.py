@@ -12,7 +12,7 @@ import pytest
 import report
 import torch
 from cluster_costs import Costs, Text, together
-from cluster_gpus import Asked, OnGpu, measured_steps, pair_on, verification
+from cluster_gpus import Asked, OnGpu, measured_steps, pair_on, steps_measured, verification
 from cluster_job import Case, Record, costs_of
 from predict_cluster import cluster
 from results import FOLDER, Results
@@ -128,7 +128,9 @@ def row(B: int, context: int, **speeds: float) -> dict:
 
 
 def test_measured_steps_take_the_place_of_the_roofline(tmp_path):
-    pair, path = pair_on("H200 SXM", 0.7), tmp_path / "loop.json"
+    pair, path = pair_on("H200 SXM", 0.7), tmp_path / "h200" / "decode.json"
+    path.parent.mkdir()
+    assert steps_measured("H200 SXM", ASKED, tmp_path) == ("by roofline", {"plain": {}, "specdec": {}})
     assert measured_steps(path, pair, 640) == {"plain": {}, "specdec": {}}
     plain, drafts = pair.predict(8, 640, 0), pair.predict(8, 640, 2)
     seconds = drafts.draft_seconds + drafts.target_seconds
@@ -136,6 +138,12 @@ def test_measured_steps_take_the_place_of_the_roofline(tmp_path):
     path.write_text(loop("8b+1b", at_8, row(8, 8192, plain=1.0, specdec=1.0)))
     found = measured_steps(path, pair, 640)
     assert found == {"plain": {8: pytest.approx(3)}, "specdec": {8: pytest.approx(1.5)}}
+    assert steps_measured("H200 SXM", ASKED, tmp_path) == ("measured", found)
+    (tmp_path / "h100").mkdir()
+    path.rename(path := tmp_path / "h100" / "decode.json")
+    told, of_another = steps_measured("H200 SXM", ASKED, tmp_path)
+    assert told == "as an H100's" and of_another == steps_measured("H100 SXM", ASKED, tmp_path)[1]
+    assert of_another["plain"][8] < 3  # the H100's roofline is longer
     path.write_text(loop("8b", at_8))
     assert measured_steps(path, pair, 640) == {"plain": {}, "specdec": {}}
     measured, by_roofline = (OnGpu(pair, ASKED, 1e-3, factors) for factors in (found, {"plain": {}, "specdec": {}}))
