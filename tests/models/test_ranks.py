@@ -205,7 +205,7 @@ def test_a_follower_ends_when_rank_0_is_killed():
 def test_the_command():
     """Of the two processes that torchrun starts, one prints the text."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    asked = ["generate", "import os", "--tp", "2", "--device", "cpu", "--json", "-k", "2"]
+    asked = ["generate", "import os", "--tp", "2", "--device", "cpu", "--json", "--max-new-tokens", "8"]
     run = subprocess.run(
         [*torchrun, "--master-port", str(free_port()), "-m", "specdec", *asked],
         capture_output=True,

@@ -107,14 +107,22 @@ class Leader:
 
     def end(self) -> None:
         """Lets the followers end."""
-        with self._lock:
-            if self._ended is None:
-                self._ended = "rank 0 has ended"
-                for follower in self._followers.values():
-                    with contextlib.suppress(OSError):  # one that is gone has ended
+        # A thread may be in the middle of a forward, and if that hangs, followers end since the channel is closed.
+        between = self._lock.acquire(timeout=_REASON_SECONDS)
+        try:
+            if self._ended is not None:
+                return
+            self._ended = "rank 0 has ended"
+            for follower in self._followers.values():
+                with contextlib.suppress(OSError):  # one that is gone has ended
+                    if between:
                         follower.sendall(_packed(None))
-                    follower.close()
+                follower.close()
+            if between:
                 distributed.destroy_process_group()
+        finally:
+            if between:
+                self._lock.release()
 
 
 class Follower:
