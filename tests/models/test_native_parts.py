@@ -108,6 +108,13 @@ def test_others_stay():
     assert changed(model, with_native_parts(model)) <= {"rotation", "angles", "silu"}
 
 
+def test_where_norms_round_numbers_of_half_precision():
+    """Llama's before the weights, Gemma's and OLMo 2's after them."""
+    for case, first, offset in (("llama", True, 0.0), ("gemma3_text", False, 1.0), ("olmo2", False, 0.0)):
+        norm = with_native_parts(model_of(case)).model.norm
+        assert (norm.round_first, norm.offset) == (first, offset), case
+
+
 def test_gradients_and_other_dtypes_are_the_modules():
     model = tiny_model()
     norm = with_native_parts(model).model.norm

@@ -168,8 +168,8 @@ MUTATIONS: list[Mutation] = [
                 "tests/drafters/test_suffix.py",
             ),
             "batch-penalties-miss-the-last-token": (
-                "self.table.add(row, sequence.text[len(sequence.text) - emitted :])",
-                "self.table.add(row, sequence.text[len(sequence.text) - emitted : -1])",
+                "self.table.add(row, tokens)",
+                "self.table.add(row, tokens[:-1])",
                 SAMPLED,
             ),
             "batch-hides-a-prompt-from-its-drafter": (

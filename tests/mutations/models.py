@@ -216,7 +216,24 @@ MUTATIONS: list[Mutation] = [
     *mutations(
         "python/specdec/models/native_parts.py",
         "tests/models/test_native_parts.py",
-        {"norms-are-what-looks-like-them": ("torch.allclose(found, own, rtol=1e-5, atol=1e-6)", "True")},
+        {
+            "norms-are-what-looks-like-them": ("torch.allclose(found, own, rtol=1e-5, atol=1e-6)", "True"),
+            "norms-round-where-others-do": ("bool(first < late)", "bool(first > late)"),
+        },
+    ),
+    *mutations(
+        "python/specdec/models/sharded.py",
+        "tests/models/test_sharded.py",
+        {
+            "followers-keep-nodes-where-they-are": (
+                'with self._leader.all_do("compact", self.lengths, path, cache=self.number):',
+                "if True:",
+            ),
+            "followers-copy-no-rows": (
+                'with self._leader.all_do("copy rows", cache=self.number, **copied):',
+                "if True:",
+            ),
+        },
     ),
     *mutations(
         "python/specdec/models/attention.py",

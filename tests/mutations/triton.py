@@ -16,6 +16,14 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
+        "specdec_kernels/backends/triton/elementwise.py",
+        "tests/kernels/test_elementwise.py -k triton",
+        {
+            "triton-norms-round-after-weights-alone": ("(rounded(y, y_ptr) if ROUND_FIRST else y)", "y"),
+            "triton-rotation-the-other-way": ("- rounded(b * sin, y_ptr)", "+ rounded(b * sin, y_ptr)"),
+        },
+    ),
+    *mutations(
         "specdec_kernels/backends/triton/draft_children.py",
         "tests/kernels/test_trees_triton.py::test_several_blocks tests/kernels/test_trees_triton.py::test_as_many_children_as_allowed",
         {
