@@ -62,7 +62,9 @@ def test_what_does_not_fit_is_refused_before_anything_is_allocated(caches, monke
     both, asked = SpeculativeDecoder(target, draft, 3), []
     needed = both.plan_caches(2, 13).bytes
     for free, fits in ((needed, True), (needed - 1, False), (None, True)):
-        monkeypatch.setattr("specdec.models.cached_model.free_memory", lambda device, free=free: asked.append(device) or free)
+        monkeypatch.setattr(
+            "specdec.models.cached_model.free_memory", lambda device, free=free: asked.append(device) or free
+        )
         caches.clear()
         if fits:
             assert len(both.generate([[1, 2, 3], [4]], max_new_tokens=10, eos_token_id=[]).tokens[1]) == 10
