@@ -45,16 +45,21 @@ def follow(end: Follower, load: Load) -> NoReturn:
     repeated = _Repeated(load, end.device)
     try:
         with torch.inference_mode():
-            while (received := end.receive()) is not None:
+            while (received := _next(end)) is not None:
                 repeated.do(*received)
-    except (EOFError, ConnectionError):
-        print(f"rank {end.rank}: rank 0 is gone", file=sys.stderr)
-        sys.exit(1)
     except Exception as error:
         end.tell(error)
         traceback.print_exc()
         sys.exit(1)
     sys.exit(0)
+
+
+def _next(end: Follower) -> tuple[dict[str, Any], list[torch.Tensor]] | None:
+    try:
+        return end.receive()
+    except (EOFError, OSError):
+        print(f"rank {end.rank}: rank 0 is gone", file=sys.stderr)
+        sys.exit(1)
 
 
 def _end_with_the_leader(end: Follower) -> None:

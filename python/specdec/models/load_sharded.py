@@ -11,7 +11,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from ..checks import refuse
 from .channel import Leader, RanksParted
 from .follower import follow
-from .pretrained import from_pretrained
+from .pretrained import from_pretrained, loading
 from .ranks import check_ranks, meet_ranks
 from .sharded import name_of
 from .shards import lead
@@ -42,7 +42,8 @@ def load_sharded(
         OSError, ValueError: as ``load_model``; checked before anything is loaded, but for broken files.
     """
     own, kind = check_ranks(tp, device), torch.device(device).type
-    config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    with loading(name, path):
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     check_config(config, tp)
     if dtype is None and kind == "cpu" and config.get_text_config(decoder=True).dtype == torch.bfloat16:
         dtype = torch.float32
