@@ -92,6 +92,26 @@ def test_requests_arrive_while_others_are_decoded(pair, divided, prompts):
     assert found[0] == found[1] and [*map(len, found[1].values())] == [5 + i for i in sorted(found[1])]
 
 
+def test_a_prompt_begins_as_one_that_is_still_decoded(pair, divided, prompts):
+    """What is stored of their common beginning is copied from row to row, by each process."""
+    first = [*prompts[2], *prompts[3], *prompts[0]]
+    second, found = [*first, *prompts[1]], []
+    for target, draft, _ in (pair, divided):
+        scheduler = Scheduler(SpeculativeDecoder(target, draft, num_drafts=3), rows=2, max_length=128, prefill_chunk=4)
+        scheduler.submit(Request(first, max_new_tokens=40, eos_token_id=[]))
+        texts: dict[int, list[int]] = {}
+        left, reused = [Request(second, max_new_tokens=24, eos_token_id=[])], []
+        while not scheduler.idle:
+            for update in scheduler.step():
+                texts.setdefault(update.number, []).extend(update.tokens)
+                reused.append(update.sequence.reused)
+            if texts and left:
+                scheduler.submit(left.pop())
+        scheduler.close()
+        found.append((texts, max(reused)))
+    assert found[0] == found[1] and found[1][1] >= len(first) // 4 * 4 - 4
+
+
 def test_heads_and_keys_are_divided(pair, divided):
     """Each process has half of what is in layers. Norms, a thousandth, are in both."""
     one, two = (cached_model(target, "target") for target, _, _ in (pair, divided))
