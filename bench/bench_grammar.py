@@ -22,10 +22,11 @@ from json_schemas import Schema, schemas
 from specdec import GrammarSource, PromptLookupDrafter, SpeculativeDecoder, SuffixDrafter, chat_prompt
 from specdec.drafters.predicted import PredictedDrafter
 from specdec.drafters.protocol import Drafter
-from specdec.models.loading import load_model, load_tokenizer
+from specdec.models.loading import load_tokenizer
 from specdec.sampling.grammar import Grammar
 from specdec.sampling.grammar_masks import GrammarMasks
 from transformers import PreTrainedTokenizerBase
+from weights import KINDS, stored
 
 from specdec_kernels import SamplingParams
 
@@ -92,7 +93,7 @@ def measure(
 
 def main(
     target: Annotated[str, typer.Argument(help="folder of a model with a chat template")],
-    dtype: Annotated[str, typer.Option(help="of its weights")] = "float32",
+    weights: Annotated[str, typer.Option(help=f"one of {', '.join(KINDS)}; it computes in float32")] = "float32",
     count: Annotated[int, typer.Option(min=1, help="schemas")] = 200,
     temperatures: Annotated[str, typer.Option(help="separated by commas")] = "0,1",
     max_new_tokens: Annotated[int, typer.Option(min=1, help="of each text")] = 300,
@@ -103,10 +104,11 @@ def main(
 ) -> None:
     count = 2 if quick else count
     where, tokenizer = report.read_device(device), load_tokenizer("target", target)
-    model = load_model(target, dtype, where)
+    report.read_names("weights", weights, KINDS)
+    model = stored(target, weights).to(where)
     results = report.Report(
         "grammar", where, json_path, threads, quick=quick, target=Path(target).name, schemas=count,
-        num_drafts=DRAFTS, max_new_tokens=max_new_tokens, dtype=dtype,
+        num_drafts=DRAFTS, max_new_tokens=max_new_tokens, weights=weights,
     )  # fmt: skip
     compiler, began = SpeculativeDecoder(model, num_drafts=0).grammar_compiler(tokenizer), time.perf_counter()
     asked = schemas(count)

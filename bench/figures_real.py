@@ -146,8 +146,8 @@ def grammar(results: Results) -> str:
     ]  # fmt: skip
     head = ("drafts", "temperature", "ended", "valid", "forced tokens", "tokens/s", "free text as long")
     said = (
-        f"{r['target']}, {r['schemas']} schemas, {r['num_drafts']} drafts, up to {r['max_new_tokens']} tokens, one "
-        f"text at a time. {source(results, 'grammar')}"
+        f"{r['target']}, {r['weights']} weights, {r['schemas']} schemas, {r['num_drafts']} drafts, up to "
+        f"{r['max_new_tokens']} tokens, one text at a time. {source(results, 'grammar')}"
     )
     return page(table(head, rows, mark(results, "grammar")), said)
 

@@ -52,7 +52,7 @@ GREEDY_TEXTS = (*ANY_MODEL, *COMPARING, PROMPTS, "bench/bench_greedy_texts.py", 
 RIVALS = (*ANY_MODEL, PROMPTS, "bench/rivals.py", "bench/rival_worker.py", "bench/weights.py")
 SERVED = tuple(f"python/specdec/serving/{name}.py" for name in ("engine", "scheduler"))
 PREFIXES = (*ANY_MODEL, "python/specdec/serving/scheduler.py", PROMPTS, "bench/bench_prefixes.py")
-GRAMMAR = (*ANY_MODEL, "python/specdec/sampling", "bench/bench_grammar.py", "bench/json_schemas.py")
+GRAMMAR = (*ANY_MODEL, "python/specdec/sampling", "bench/bench_grammar.py", "bench/json_schemas.py", "bench/weights.py")
 CLIENTS = (
     *ANY_MODEL,
     "python/specdec/sampling",
@@ -240,7 +240,7 @@ RESULTS = (
         "prefixes", f"bench/bench_prefixes.py {SMOLLM2} --json {{json}}", PREFIXES, 15, models=(SMOLLM2,),
     ),
     Result(
-        "grammar", f"bench/bench_grammar.py {SMOLLM2} --dtype bfloat16 --json {{json}}", GRAMMAR, 40,
+        "grammar", f"bench/bench_grammar.py {SMOLLM2} --weights bfloat16 --json {{json}}", GRAMMAR, 40,
         models=(SMOLLM2,),
     ),
     Result(
