@@ -201,8 +201,8 @@ RESULTS = (
         2, gpu="h200",
     ),
     Result(
-        "decode", f"{GPU_LOOP} -B 1,8,32 --contexts 512 --new-tokens 64 --rounds 3 --modes graphs+deferred --no-assisted "
-        "--limit 125 --json {json}", LOOP_ON_A_GPU, 3, gpu="h100",
+        "decode", f"{GPU_LOOP} -B 1,8,32 --contexts 512 --new-tokens 64 --rounds 3 --modes graphs+deferred "
+        "--no-assisted --limit 125 --json {json}", LOOP_ON_A_GPU, 3, gpu="h100",
     ),
     Result("verify", "-m specdec verify --samples 512 --json", VERIFY, 1),
     Result("verify.bfloat16", "-m specdec verify --dtype bfloat16 --check greedy --check coupled --json", VERIFY, 1),

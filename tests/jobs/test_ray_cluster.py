@@ -99,7 +99,8 @@ pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), {str(tmp_path / "in
 dataset = ray.data.read_parquet({str(tmp_path / "in.parquet")!r}, override_num_blocks=4)
 settings = dict(max_new_tokens=8, temperature=1.0)
 decoded = dataset.map_batches(
-    Decoder, fn_constructor_kwargs=dict(defaults=settings, rule="coupled", rows=4), batch_size=8, batch_format='pyarrow',
+    Decoder, fn_constructor_kwargs=dict(defaults=settings, rule="coupled", rows=4), batch_size=8,
+    batch_format='pyarrow',
     compute=ray.data.ActorPoolStrategy(size=1, max_concurrent_calls_per_actor=2), num_cpus=1,
 )
 decoded.write_parquet({str(tmp_path / "out")!r})
