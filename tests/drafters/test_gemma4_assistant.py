@@ -10,6 +10,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 from specdec import Request, Scheduler, SpeculativeDecoder, load_head
+from specdec.models.kv_cache import cache_argument
 from support.compare_heads import compare
 from support.heads import write
 from support.models import COMMON, POSITIONS, WINDOW, prompts, tiny_model
@@ -77,7 +78,7 @@ def test_logits_are_transformers(tmp_path, shared, centroids):
     @torch.no_grad()
     def logits(hidden, text, drafts):
         cache = transformers.DynamicCache()  # without windows, so that it keeps all keys
-        whole(torch.tensor([text[:-1]]), past_key_values=cache)
+        whole(torch.tensor([text[:-1]]), **{cache_argument(whole): cache})
         keys = {kind: (cache.layers[i].keys, cache.layers[i].values) for kind, i in last.items()}
         state, rows = hidden[-1][None, len(text) - 2 : len(text) - 1], []
         for token in [text[-1], *drafts]:

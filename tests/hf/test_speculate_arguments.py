@@ -7,17 +7,21 @@ import threading
 import pytest
 import torch
 from specdec import speculate
+from specdec.models.kv_cache import cache_argument
 from support.generates import both, ragged
 from support.models import tiny_model, tunable_pair
 from transformers import (
     DynamicCache,
     LogitsProcessor,
+    LogitsProcessorList,
     TextIteratorStreamer,
     TextStreamer,
 )
 from transformers.generation import (
     BaseStreamer,
 )
+
+CACHE = cache_argument(tiny_model("llama"))  # what transformers calls it
 
 # ---- streamers ----------------------------------------------------------------------------------------------
 
@@ -107,19 +111,47 @@ def test_more_than_one_sequence_does_not_stream():
         ),
         ({"token_healing": True}, "^token_healing: got True, allowed: False: heal the prompt before generate"),
         ({"top_log_probs": 2}, r"\['top_log_probs'\]"),  # transformers knows of no such argument
-        ({"past_key_values": DynamicCache()}, "^past_key_values: got a DynamicCache, allowed: None"),
-        ({"past_key_values": "filled"}, "^past_key_values: got a DynamicCache, allowed: None"),
+        ({CACHE: DynamicCache()}, f"^{CACHE}: got a DynamicCache, allowed: None"),
+        ({CACHE: "filled"}, f"^{CACHE}: got a DynamicCache, allowed: None"),
     ],
 )
 def test_arguments_that_cannot_be_honoured_are_refused(arguments, message):
     target, draft = tunable_pair(0.3)
     speculator, arguments = speculate(draft), {**arguments}
-    if arguments.get("past_key_values") == "filled":
-        arguments["past_key_values"] = DynamicCache(config=target.config)
-        target(**ragged((0,), 4), past_key_values=arguments["past_key_values"])
+    if arguments.get(CACHE) == "filled":
+        arguments[CACHE] = DynamicCache(config=target.config)
+        target(**ragged((0,), 4), **{CACHE: arguments[CACHE]})
     with pytest.raises(ValueError, match=message):
         target.generate(**ragged((0,)), custom_generate=speculator, **arguments)
     assert torch.equal(*both(speculator))  # the refusal left nothing behind
+
+
+def test_a_draft_model_that_would_not_draft_is_refused():
+    target, draft = tunable_pair(0.3)
+    settings = {"max_new_tokens": 3, "custom_generate": speculate()}
+    message = (
+        r"^assistant_model: got a LlamaForCausalLM in generate\(\) .* allowed: None there: pass it as specdec.spec"
+    )
+    with pytest.raises(ValueError, match=message):
+        target.generate(**ragged((0,)), assistant_model=draft, **settings)
+    with pytest.raises(ValueError, match="^prompt_lookup_num_tokens: got 3, allowed: None beside a drafter"):
+        settings["custom_generate"] = speculate(draft)
+        target.generate(**ragged((0,)), prompt_lookup_num_tokens=3, **settings)
+
+
+def test_a_processor_with_a_state_is_refused_by_its_own_name():
+    class Counts(LogitsProcessor):
+        calls = 0
+
+        def __call__(self, input_ids, scores):
+            self.calls += 1
+            return scores - self.calls * (scores == scores.max())
+
+    target, draft = tunable_pair(0.3)
+    settings = {"max_new_tokens": 3, "custom_generate": speculate(draft)}
+    for rows in ((0,), (0, 1)):  # alone, and as a row of a batch
+        with pytest.raises(ValueError, match="^logits_processor: got a Counts, which keeps a state between calls"):
+            target.generate(**ragged(rows), logits_processor=LogitsProcessorList([Counts()]), **settings)
 
 
 def test_stop_strings_of_generate_do_not_meet_those_of_speculate(pair):

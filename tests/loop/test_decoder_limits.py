@@ -8,7 +8,7 @@ import pytest
 import torch
 from specdec import SpeculativeDecoder
 from support.models import POSITIONS, VOCABULARY, generate, prompts, tiny_model, tunable_pair
-from transformers import LlamaConfig, LlamaForCausalLM, SynthIDTextWatermarkLogitsProcessor
+from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessor, SynthIDTextWatermarkLogitsProcessor
 
 from specdec_kernels import SamplingParams, Status
 
@@ -62,6 +62,30 @@ def test_vocabularies_must_agree():
 
 
 THREE = torch.tensor([[1, 2, 3]])
+
+
+class CountsCalls(LogitsProcessor):
+    """Bans more tokens at every call, as one that thinks that a call is a token."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, input_ids, scores):
+        self.calls += 1
+        return scores.index_fill(1, torch.arange(self.calls), -torch.inf)
+
+
+class CountsTokens(LogitsProcessor):
+    """Remembers how long the text has been: it answers alike when it is called twice, and not after a rollback."""
+
+    def __init__(self):
+        self.longest = 0
+
+    def __call__(self, input_ids, scores):
+        self.longest = max(self.longest, input_ids.shape[1])
+        return scores * self.longest
+
+
 STATEFUL = SynthIDTextWatermarkLogitsProcessor(5, [1, 2], 16, 4, 0, "cpu")
 
 
@@ -107,6 +131,9 @@ STATEFUL = SynthIDTextWatermarkLogitsProcessor(5, [1, 2], 16, 4, 0, "cpu")
         ("logits_processor: got 'x'", {"logits_processor": "x"}),
         ("logits_processor: got scores of shape", {"logits_processor": [lambda ids, scores: scores[:, :5]]}),
         ("logits_processor: got a SynthIDText.*a state", {"logits_processor": [STATEFUL]}),
+        ("logits_processor: got a CountsCalls, which keeps a state", {"logits_processor": [CountsCalls()]}),
+        ("logits_processor: got a CountsTokens, which keeps a state", {"logits_processor": [CountsTokens()]}),
+        ("logits_processor: got a function, which keeps", {"logits_processor": [lambda i, s: s + torch.rand(1)]}),
     ],
 )  # fmt: skip
 def test_bad_arguments_are_named(name, arguments):

@@ -20,6 +20,7 @@ from specdec import (
 )
 from specdec.drafters import Drafter, Drafts, DraftSession
 from specdec.drafters.model import ModelDraftSession
+from specdec.models.kv_cache import cache_argument
 from specdec.models.supported import cached_model
 from support.feeding import full_logits
 from support.model_types import CASES, HYBRID, model_of
@@ -360,10 +361,11 @@ def test_steps_do_not_bound_what_prompts_do(case):
     model.load_state_dict(model_of(case).state_dict())
     prompt = prompts(1, 12, 12)[0]
     cache, text = DynamicCache(config=model.config), list(prompt)
-    model(torch.tensor([prompt[:-1]]), past_key_values=cache, use_cache=True)
+    over = {cache_argument(model): cache, "use_cache": True}
+    model(torch.tensor([prompt[:-1]]), **over)
     while len(text) < 52:
         ids, place = torch.tensor([text[-1:]]), torch.tensor([[len(text) - 1]])
-        text.append(model(ids, past_key_values=cache, position_ids=place, use_cache=True).logits[0, -1].argmax().item())
+        text.append(model(ids, position_ids=place, **over).logits[0, -1].argmax().item())
     got = generate(model, Told([text], RIGHT["at random"]), [prompt], 3, max_new_tokens=40).tokens[0]
     assert got == text[len(prompt) :]
     assert got != generate(model_of(case), None, [prompt], 0, max_new_tokens=40).tokens[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from specdec import SpeculativeDecoder, StaticKVCache, speculate
+from specdec.models.kv_cache import cache_argument
 from specdec.models.supported import cached_model
 from support.feeding import feed, full_logits
 from support.model_types import model_of
@@ -26,7 +27,7 @@ class RoundedCache(DynamicCache):
 
 
 def rounded_logits(model, sequence: list[int], dtype: torch.dtype) -> torch.Tensor:
-    return model(torch.tensor([sequence]), past_key_values=RoundedCache(dtype), use_cache=True).logits[0]
+    return model(torch.tensor([sequence]), use_cache=True, **{cache_argument(model): RoundedCache(dtype)}).logits[0]
 
 
 def narrow(model, dtype: torch.dtype):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
-from specdec import StaticKVCache
+from specdec import SpeculativeDecoder, StaticKVCache
 from specdec.models.cached_model import CachedModel
 from specdec.models.supported import cached_model, check_against_full_forward
 from support.feeding import assert_rows, feed, full_logits
@@ -135,6 +137,18 @@ def test_training_mode_is_refused():
     config = LlamaConfig(vocab_size=20, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
     with pytest.raises(ValueError, match=r"target: is in training mode"):
         cached_model(LlamaForCausalLM(config).train(), "target")
+
+
+def test_a_model_that_is_trained_meanwhile_is_refused_until_it_evaluates_again():
+    target = copy.deepcopy(tiny_model("llama"))
+    decoder = SpeculativeDecoder(target, num_drafts=2)
+    text = decoder.generate([[1, 2]], max_new_tokens=4).tokens
+    for module in (target, target.model.layers[0].self_attn):
+        module.train()
+        with pytest.raises(ValueError, match="target: (LlamaAttention )?is in training mode"):
+            decoder.generate([[1, 2]], max_new_tokens=4)
+        target.eval()
+        assert decoder.generate([[1, 2]], max_new_tokens=4).tokens == text
 
 
 def test_first_use_check_passes_good_models_and_names_bad_ones(monkeypatch):

@@ -25,12 +25,16 @@ def doctor(
     machine and why others cannot, and what would make it slow. Of a model, which of its parts run natively on a CPU."""
     from importlib import metadata
 
+    import torch
+
     from specdec_kernels import build_info
 
     from ..evaluation.machine import machine, page_hints, thread_hints
+    from ..models.slow_dtype import slowdown
 
     built = build_info()
     info: dict[str, Any] = {**built, "transformers": metadata.version("transformers"), **machine()}
+    info["bfloat16_slowdown"] = slowdown(torch.bfloat16)
     info["hints"] = [*thread_hints(info["cpus"]["usable"], info["threads"], info["load"]), *page_hints()]
     if model is not None:
         info["native_parts"] = _native_parts(model)
@@ -80,21 +84,13 @@ def _machine(info: Mapping[str, Any]) -> dict[str, object]:
     limit = "" if memory["limit"] is None else f", {sizes['limit']} by the control group's limit"
     return {
         "CPU": info["cpu"],
-        "units": _units(info["units"]),
+        "units": ", ".join(info["units"]) or "unknown",
+        "bfloat16": f"a step's products take {info['bfloat16_slowdown']:.2g} times as long as in float32",
         "CPUs": f"{cpus['usable']} of {cpus['machine']} ({', '.join(limits.values())})",
         "threads": f"{info['threads']} of torch, load {'unknown' if info['load'] is None else info['load']}",
         "memory": f"{sizes['free']} free of {sizes['total']}{limit}",
         "GPU": info["cuda_device"] or "none that torch can use",
     }
-
-
-def _units(units: tuple[str, ...]) -> str:
-    from ..models.cpu_units import OF_BFLOAT16
-
-    known = ", ".join(units) or "unknown"
-    if OF_BFLOAT16.isdisjoint(units):
-        return f"{known}; none for bfloat16: --dtype bfloat16 is slow"
-    return known
 
 
 def _built(extension: Mapping[str, Any]) -> str:

@@ -11,6 +11,8 @@ from typing import Any, Literal
 import torch
 from transformers import DynamicCache, PreTrainedModel, RepetitionPenaltyLogitsProcessor
 
+from ..models.kv_cache import cache_argument
+
 Pair = tuple[float | None, float | None]
 # For sampled texts: absolute position -> [V], which is added to logits / temperature there. The largest sum wins.
 Noise = Callable[[int], torch.Tensor]
@@ -149,8 +151,9 @@ class Judge:
 
     def _cached(self, ids: torch.Tensor, noise: Noise | None) -> torch.Tensor:
         cache = DynamicCache(config=self._target.config)
-        self._target(input_ids=ids[:, :-1], past_key_values=cache)
-        logits = self._target(input_ids=ids[:, -1:], past_key_values=cache).logits[0, -1].double()
+        over = {cache_argument(self._target): cache}
+        self._target(input_ids=ids[:, :-1], **over)
+        logits = self._target(input_ids=ids[:, -1:], **over).logits[0, -1].double()
         return self._perturbed(logits, ids, noise)
 
     def _perturbed(self, logits: torch.Tensor, before: torch.Tensor, noise: Noise | None) -> torch.Tensor:

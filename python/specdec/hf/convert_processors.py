@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
 from transformers import LogitsProcessor
@@ -14,7 +14,7 @@ from transformers.generation import logits_process as theirs
 from specdec_kernels import SamplingParams
 
 from ..sampling.grammar import Grammar
-from ..sampling.processors import refuse_stateful
+from ..sampling.processors import OfRow, refuse_stateful
 from .grammar_processor import GrammarProcessor
 
 # The kernels' order of temperature and filters, which is transformers'.
@@ -209,17 +209,4 @@ def _allowed(**values: Any) -> bool:
 def _for_row(processor: LogitsProcessor, row: int, batch_size: int) -> LogitsProcessor:
     """``processor`` for one row. One that may look at which row it is called for is shown a whole batch."""
     known = type(processor).__module__ == theirs.__name__ and type(processor) not in _ROW_AWARE
-    return processor if known or batch_size == 1 else _OfRow(processor, row, batch_size)
-
-
-class _OfRow(LogitsProcessor):
-    """Shows one sequence as all B rows of a batch and takes the answer for its row."""
-
-    def __init__(self, processor: LogitsProcessor, row: int, batch_size: int):
-        self._processor, self._row, self._batch_size = theirs.LogitsProcessorList([processor]), row, batch_size
-
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.Tensor) -> torch.Tensor:
-        shape = (self._batch_size, -1)
-        batch = cast(torch.LongTensor, input_ids.expand(shape))
-        whole = self._processor(batch, cast(torch.FloatTensor, scores.expand(shape).clone()))
-        return whole[self._row : self._row + 1] if isinstance(whole, torch.Tensor) else whole  # refused by who called
+    return processor if known or batch_size == 1 else OfRow(processor, row, batch_size)

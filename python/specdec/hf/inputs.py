@@ -8,10 +8,11 @@ import torch
 
 from ..checks import refuse
 
+_CACHES = ("cache", "past_key_values", "cache_params")  # the second until transformers 5.23
 _HANDLED = {
+    *_CACHES,
     "attention_mask",
     "position_ids",
-    "past_key_values",
     "use_cache",  # a field of the configuration as well
     "logits_to_keep",
     "return_dict",
@@ -34,9 +35,10 @@ def read_inputs(input_ids: torch.LongTensor, model_kwargs: dict[str, Any]) -> to
     for name, value in model_kwargs.items():
         if name not in _HANDLED and value is not None and value is not False:
             refuse(name, f"a {type(value).__name__}", "None: specdec feeds input_ids and attention_mask alone")
-    cache = model_kwargs.get("past_key_values")
-    if cache is not None and (cache.get_seq_length() or getattr(cache, "_is_user_defined", False)):
-        refuse("past_key_values", f"a {type(cache).__name__}", "None: specdec has its own static cache")
+    for name in _CACHES:
+        cache = model_kwargs.get(name)
+        if cache is not None and (cache.get_seq_length() or getattr(cache, "_is_user_defined", False)):
+            refuse(name, f"a {type(cache).__name__}", "None: specdec has its own static cache")
     mask = model_kwargs.get("attention_mask")
     if mask is not None and mask.all():
         mask = None

@@ -54,8 +54,8 @@ def speculate(
     ``num_return_sequences``, processors, criteria and nearly all of ``GenerationConfig`` work as they do there
     (docs/transformers.md).
 
-    ``streamer``, ``tokenizer``, ``assistant_model`` and ``assistant_tokenizer`` have to be given here:
-    ``generate`` does not hand its own to a callable, so they would have no effect, and nothing can tell.
+    ``streamer``, ``tokenizer`` and the draft model with its tokenizer have to be given here: ``generate`` does not hand
+    its own to a callable. It refuses an ``assistant_model``, and warns of a streamer.
 
     Args:
         draft_model: a smaller causal LM. Without it and without ``drafter``, ``generate`` can name a drafter
@@ -174,7 +174,7 @@ class Speculator:
             "max_matching_ngram_size": max_matching_ngram_size,
             "assistant_early_exit": assistant_early_exit,
         }
-        _warn_of_streamer()
+        _check_withheld()
         try:
             if token_healing:
                 refuse("token_healing", True, FIELDS["token_healing"].allowed)
@@ -281,12 +281,16 @@ class Speculator:
         return self.seed
 
 
-def _warn_of_streamer() -> None:
-    """transformers hands a callable everything but the streamer, which only the frame of ``generate`` still has."""
+def _check_withheld() -> None:
+    """Looks for what ``generate`` was given and hands to no callable: only its frame still has it. It warns of a
+    streamer, without which the text is right, and refuses a draft model that would not draft."""
     code = inspect.unwrap(GenerationMixin.generate).__code__
     frame = sys._getframe(1)
     while (frame := frame.f_back) is not None:  # type: ignore[assignment]
         if frame.f_code is code:
+            if (assistant := frame.f_locals.get("assistant_model")) is not None:
+                given = f"a {type(assistant).__name__} in generate() beside custom_generate"
+                refuse("assistant_model", given, "None there: pass it as specdec.speculate(draft_model)")
             if frame.f_locals.get("streamer") is not None:
                 told = "streamer: got one in generate(), which gives it no tokens beside custom_generate"
                 warnings.warn(f"{told}; pass it to specdec.speculate(streamer=...)", RuntimeWarning, 3)

@@ -196,15 +196,16 @@ class Sequence:
         if r.grammar is not None:
             _check_grammar(r.grammar, eos, r.min_new_tokens, vocab_size)
         wanted = r.log_probs or r.top_log_probs is not None
+        seen = text if r.processor_prompt is None else read_ids("processor_prompts", r.processor_prompt, vocab_size)
         return cls(
             number,
             request,
             text,
-            text if r.processor_prompt is None else read_ids("processor_prompts", r.processor_prompt, vocab_size),
+            seen,
             eos=eos,
             params=_read_params(r.params),
             bias=read_bias(r.logit_bias, r.banned_tokens, vocab_size),
-            processors=read_processors(r.logits_processor),
+            processors=read_processors(r.logits_processor, seen, vocab_size, target.device),
             prediction=[] if r.prediction is None else read_ids("prediction", r.prediction, vocab_size),
             stats=Stats.empty(most_drafts),
             log_probs=[] if wanted else None,

@@ -20,7 +20,7 @@ from .copied_modules import same_objects
 from .free_memory import free_memory
 from .huge_pages import move_to_huge_pages, read_whole
 from .kept_cache import KeptCache
-from .kv_cache import StaticKVCache, check_cache_dtype, stored_dtype, visible_slots
+from .kv_cache import StaticKVCache, cache_argument, check_cache_dtype, stored_dtype, visible_slots
 from .kv_layer import LayerSlot, Slot
 from .linear import is_native, with_native_linear
 from .native_parts import with_native_parts
@@ -28,6 +28,7 @@ from .prefill import PrefillChunk
 from .recorded import RecordedForwards, is_recordable
 from .recurrent import recurrent_layers, with_recurrence
 from .stored_weights import stores_bfloat16
+from .training_mode import check_evaluating
 from .tree import Tree
 
 T = TypeVar("T")
@@ -153,7 +154,7 @@ class CachedModel:
             self._window = None
         parameters = inspect.signature(model.forward).parameters
         self._takes_positions = "position_ids" in parameters
-        self._takes_cache_as = "cache_params" if "cache_params" in parameters else "past_key_values"
+        self._takes_cache_as = cache_argument(model)
         self.recurrent = frozenset(recurrent_layers(model))
         if compile and self.recurrent:
             refuse(
@@ -408,14 +409,17 @@ class CachedModel:
         modules = list(self.model.modules())
         weights = [x for m in modules for x in (*m._parameters.values(), *m._buffers.values()) if x is not None]
         inside = [*modules, *weights, *(module.training for module in modules), *(x.dtype for x in weights)]
+        if changed := not same_objects(inside, self._inside):
+            check_evaluating(self.model, self.name)
+            self._inside = inside
         if self._compile:
             self._steps, self._compiled = compiled_copy(self.model, self.cache_dtype)
             self._prompts = self._steps
-        elif not same_objects(inside, self._inside):
+        elif changed:
             model = with_recurrence(self.model) if self.recurrent else self.model
             self._steps = with_native_parts(with_native_linear(with_attention(model, self._attention)))
             move_to_huge_pages(read_whole(self.model))
-            self._inside, self._recorded = inside, RecordedForwards(weights)
+            self._recorded = RecordedForwards(weights)
             self._prompts = model if self._attention == "flex" else self._steps
         on_cpu = self.device.type == "cpu" and self._attention != "flex"
         self._records = on_cpu and not self._compile and is_recordable(self._steps)

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FunctionType
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,7 +17,7 @@ from transformers import PreTrainedModel
 
 from .attention import Mask
 from .copied_modules import same_objects
-from .kv_cache import StaticKVCache
+from .kv_cache import StaticKVCache, cache_argument
 
 
 class NotCompiled(ValueError):
@@ -38,13 +39,13 @@ class CompiledForward:
     """
 
     def __init__(self, model: PreTrainedModel, backend: str | Callable = "inductor"):
-        def forward(past_key_values: StaticKVCache, attention_mask: Mask, **inputs: torch.Tensor) -> torch.Tensor:
-            past_key_values.show(_tensors(attention_mask)[0], inputs["input_ids"].shape[1])
-            return model(
-                attention_mask=attention_mask, past_key_values=past_key_values, use_cache=True, **inputs
-            ).logits
+        called = cache_argument(model)
 
-        self._model = model
+        def forward(cache: StaticKVCache, attention_mask: Mask, **inputs: torch.Tensor) -> torch.Tensor:
+            cache.show(_tensors(attention_mask)[0], inputs["input_ids"].shape[1])
+            return model(attention_mask=attention_mask, use_cache=True, **{called: cache}, **inputs).logits
+
+        self._model, self._calls_cache = model, called
         # dynamo counts graphs by code object, so each model gets its own; torch 2.11 offers no other way.
         own = FunctionType(forward.__code__.replace(), globals(), forward.__name__, None, forward.__closure__)
         self._forward = own
@@ -52,15 +53,14 @@ class CompiledForward:
         self._compiled = torch.compile(own, fullgraph=True, dynamic=None, backend=backend)
         self._prepared: weakref.WeakSet[StaticKVCache] = weakref.WeakSet()
 
-    def __call__(
-        self, past_key_values: StaticKVCache, attention_mask: Mask, use_cache: bool = True, **inputs: torch.Tensor
-    ) -> torch.Tensor:
-        """Returns logits [B, q, V]. Takes the model's inputs by name, and a cache on which ``write_at`` was called.
+    def __call__(self, attention_mask: Mask, use_cache: bool = True, **inputs: Any) -> torch.Tensor:
+        """Returns logits [B, q, V]. Takes the model's inputs by its own names: tensors, and a ``StaticKVCache`` on
+        which ``write_at`` was called.
 
         Raises:
             NotCompiled: names the model's type, and why it could not be compiled.
         """
-        cache = past_key_values
+        cache: StaticKVCache = inputs.pop(self._calls_cache)
         if cache not in self._prepared:
             if not cache.is_initialized:  # no prefill has run, all prompts were one token: run uncompiled first
                 self._forward(cache, attention_mask, **inputs)

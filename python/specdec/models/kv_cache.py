@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 from collections.abc import Collection, Hashable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache
 
@@ -22,6 +24,13 @@ if TYPE_CHECKING:
     from .compaction import Compaction
 
 VISIBLE_STEP = 64  # attention reads a multiple of this many slots, which makes few distinct shapes and few empty slots
+
+
+def cache_argument(module: nn.Module) -> str:
+    """Returns what the forward of a model, or of one of its layers, calls its cache: "cache" since transformers 5.24;
+    before, and in code of others, "past_key_values", or "cache_params" where all layers are recurrent."""
+    named = inspect.signature(module.forward).parameters
+    return next((name for name in ("cache", "cache_params") if name in named), "past_key_values")
 
 
 def visible_slots(length: int, capacity: int) -> int:

@@ -25,7 +25,6 @@ from specdec_kernels import Packing
 
 from ..checks import refuse
 from .adapters import add_adapter, refuse_adapter, require_adapter
-from .cpu_units import OF_BFLOAT16, cpu_units
 from .gguf_file import read_gguf
 from .linear import has_native
 from .model_folder import CONFIG, TOKENIZER, VOCABULARY, WEIGHTS, hub_or_cache, is_gguf, require_folder
@@ -57,8 +56,8 @@ def load_model(
             GGUF file stay packed as they are, on a CPU, and the model computes in float32 (``gguf_model``).
         dtype: the dtype of the weights, or of the computation if they are quantised: a torch dtype, its name, or
             "auto" for the one in which they were saved. On a CPU, "auto" computes in float32 over weights that stay
-            stored as bfloat16 (``stored_weights``); bfloat16 computes in bfloat16, with a warning where the CPU has no
-            units for it.
+            stored as bfloat16 (``stored_weights``); bfloat16 computes in bfloat16, and a decoder warns where that is
+            slow.
         device: the device on which the weights are placed.
         adapter: a folder with adapter_config.json and adapter_model.safetensors: a peft adapter of this model. What its
             configuration names as its model is not looked at.
@@ -168,12 +167,7 @@ def _computing(model: PreTrainedModel, dtype: torch.dtype | str) -> PreTrainedMo
     quantised = getattr(model.config, "quantization_config", None) is not None
     if model.device.type != "cpu" or model.dtype != torch.bfloat16 or quantised:
         return model
-    if dtype == "auto":
-        return compute_in_float32(model)
-    if OF_BFLOAT16.isdisjoint(cpu_units()):
-        allowed = "'auto' stores the same weights, and computes in float32"
-        warnings.warn(f"dtype: bfloat16 on a CPU without units for it is slow; {allowed}", RuntimeWarning, stacklevel=3)
-    return model
+    return compute_in_float32(model) if dtype == "auto" else model
 
 
 def read_config(name: str, path: str | os.PathLike) -> PreTrainedConfig:

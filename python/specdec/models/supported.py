@@ -14,6 +14,8 @@ from .cached_model import CachedModel
 from .kv_cache import VISIBLE_STEP, visible_slots
 from .recurrent import recurrent_layers, scan_of
 from .shards import is_shard, leader_of
+from .slow_dtype import warn_if_slow
+from .training_mode import check_evaluating
 from .tree import Tree
 
 # For these, tests/models/test_model_types.py compares ragged cached forwards with full ones; see docs/models.md.
@@ -66,6 +68,8 @@ def cached_model(
         name: the name of the caller's argument, for errors.
         cache_dtype, compile, fed_vocabulary: as in :class:`~specdec.models.cached_model.CachedModel`.
 
+    It warns once of a dtype in which this CPU is slow (``slow_dtype``).
+
     Raises:
         ValueError: the model is not a causal LM, it is an encoder-decoder, it has a state that cannot be rewound, it is
             in training mode, its attention takes no 4-D mask, its weights are spread, sharded or offloaded, its
@@ -99,7 +103,9 @@ def cached_model(
         return ShardedModel(model, name, cache_dtype, *led)
     if whole is not model or not _is_known(model):
         check_against_full_forward(model, name, whole)
-    return CachedModel(model, name, "auto", cache_dtype, compile, fed_vocabulary)
+    found = CachedModel(model, name, "auto", cache_dtype, compile, fed_vocabulary)
+    warn_if_slow(found.dtype, found.device, name)
+    return found
 
 
 def _is_known(model: PreTrainedModel) -> bool:
@@ -174,12 +180,8 @@ def _offloads(hook: object) -> bool:
 
 
 def _check_modules(model: torch.nn.Module, name: str) -> None:
+    check_evaluating(model, name)
     for module in model.modules():
-        # For example adapters that were added to a model in evaluation mode. A new linear or embedding layer does not
-        # behave differently in training mode.
-        if module.training and not isinstance(module, torch.nn.Linear | torch.nn.Embedding):
-            given = "" if module is model else f"{type(module).__name__} "
-            raise ValueError(f"{name}: {given}is in training mode (dropout), call .eval() first")
         if type(module).__module__.startswith("torch.ao.nn.quantized.dynamic"):
             given = f"{type(module).__name__} of {type(module).__module__}"
             refuse(name, given, "quantisation by row: this one takes one scale for all tokens of a forward")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NoReturn, cast
 
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
+from transformers.generation import logits_process as theirs
 
 from ..checks import refuse
 
@@ -16,18 +18,64 @@ _STATEFUL = ("SynthIDTextWatermarkLogitsProcessor", "UnbatchedClassifierFreeGuid
 def refuse_stateful(processors: Sequence[LogitsProcessor]) -> None:
     for p in processors:
         if any(kind.__name__ in _STATEFUL for kind in type(p).__mro__):
-            given = f"a {type(p).__name__}"
-            refuse("logits_processor", given, "pure functions of (input_ids, scores); this one keeps a state")
+            _refuse_as_stateful(p)
 
 
-def read_processors(processors: Sequence[LogitsProcessor] | None) -> LogitsProcessorList:
-    """Returns the processors of one sequence, which run in this order. Raises ValueError naming them."""
+def _refuse_as_stateful(p: LogitsProcessor) -> NoReturn:
+    named = type(p.processor if isinstance(p, OfRow) else p).__name__
+    allowed = "pure functions of (input_ids, scores), which find what they need in input_ids at every call"
+    refuse("logits_processor", f"a {named}, which keeps a state between calls", allowed)
+
+
+def read_processors(
+    processors: Sequence[LogitsProcessor] | None, text: Sequence[int], vocab_size: int, device: torch.device
+) -> LogitsProcessorList:
+    """Returns the processors of one sequence, which run in this order. Those that are not transformers' own are tried.
+
+    Args:
+        text: what they are shown first.
+
+    Raises:
+        ValueError: names them, or one that keeps a state.
+    """
     if not processors:
         return LogitsProcessorList()
     if not isinstance(processors, Sequence) or not all(callable(p) for p in processors):
         refuse("logits_processor", repr(processors), "a LogitsProcessorList, or a list of LogitsProcessor")
     refuse_stateful(processors)
+    ids = torch.tensor([list(text)], dtype=torch.int64, device=device)
+    for p in processors:
+        if type(p).__module__ != theirs.__name__ and _remembers(p, ids, vocab_size):
+            _refuse_as_stateful(p)
     return LogitsProcessorList(processors)
+
+
+def _remembers(p: LogitsProcessor, ids: torch.Tensor, vocab_size: int) -> bool:
+    """Whether ``p`` answers differently when it is shown a text [1, n] again, with one token more in between, as it
+    happens where a draft is rejected."""
+    alone = LogitsProcessorList([p])  # which hands on no arguments that ``p`` does not take
+    scores = torch.linspace(-4.0, 4.0, vocab_size, device=ids.device)[None]
+    try:
+        first = alone(ids, scores.clone())  # type: ignore[arg-type]  # declared as LongTensor and FloatTensor
+        alone(torch.cat((ids, first.argmax(-1, keepdim=True)), 1), scores.clone())  # type: ignore[arg-type]
+        again = alone(ids, scores.clone())  # type: ignore[arg-type]
+        return not torch.equal(first.nan_to_num(), again.nan_to_num())
+    except Exception:  # what it raises, or returns instead of scores, ends its sequence alone, once it is decoded
+        return False
+
+
+class OfRow(LogitsProcessor):
+    """Shows one sequence as all B rows of a batch to ``processor``, and takes the answer for its row."""
+
+    def __init__(self, processor: LogitsProcessor, row: int, batch_size: int):
+        self.processor, self._row, self._batch_size = processor, row, batch_size
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.Tensor) -> torch.Tensor:
+        shape = (self._batch_size, -1)
+        batch = cast(torch.LongTensor, input_ids.expand(shape))
+        alone = LogitsProcessorList([self.processor])
+        whole = alone(batch, cast(torch.FloatTensor, scores.expand(shape).clone()))
+        return whole[self._row : self._row + 1] if isinstance(whole, torch.Tensor) else whole  # refused by who called
 
 
 class Processors:

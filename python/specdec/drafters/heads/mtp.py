@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ...models.cached_model import Layout
-from ...models.kv_cache import StaticKVCache
+from ...models.kv_cache import StaticKVCache, cache_argument
 from ...models.kv_layer import Slot
 from .blocks import Rotation
 from .in_turn import DraftsInTurn
@@ -82,7 +82,7 @@ class MtpHead(Head):
             attention_mask=mask,
             position_ids=layout.positions,
             position_embeddings=None if self._rotary is None else self._rotary(x, layout.positions),
-            past_key_values=cache,
+            **{cache_argument(layer.block): cache},
         )
 
     def normed(self, i: int, out: torch.Tensor) -> torch.Tensor:

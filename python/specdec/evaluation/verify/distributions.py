@@ -14,6 +14,7 @@ from transformers import DynamicCache, PreTrainedModel
 from specdec_kernels import SamplingParams
 
 from ...decoder import SpeculativeDecoder
+from ...models.kv_cache import cache_argument
 from ...models.recurrent import recurrent_layers
 from ...stats import Stats
 from ..contenders import Prompt
@@ -225,11 +226,12 @@ class PlainDistribution:
         # One forward over the prompt, then one over all texts, which share its cache.
         cache = DynamicCache(config=self._target.config)
         prompt = torch.tensor([self.prompt], device=self._target.device)
-        last = self._target(prompt, past_key_values=cache, use_cache=True).logits[:, -1:]
+        over = {cache_argument(self._target): cache, "use_cache": True}
+        last = self._target(prompt, **over).logits[:, -1:]
         logits = last.expand(len(texts), -1, -1)
         if len(texts[0]):
             cache.batch_repeat_interleave(len(texts))
-            logits = torch.cat((logits, self._target(fed, past_key_values=cache, use_cache=True).logits), 1)
+            logits = torch.cat((logits, self._target(fed, **over).logits), 1)
         return self._log_p(logits)
 
     def _log_p(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
