@@ -14,9 +14,9 @@ from support.models import tiny_model
 
 @pytest.fixture(autouse=True)
 def _nothing_said_yet():
-    slow_dtype._said.cache_clear()
+    slow_dtype._SAID.clear()
     yield
-    slow_dtype._said.cache_clear()
+    slow_dtype._SAID.clear()
 
 
 def bfloat16_model():

@@ -17,6 +17,7 @@ from .linear import has_native
 
 _SIZE, _TOKENS, _ROUNDS = 1024, 5, 5  # of a layer, of a step with four drafts; the least time of so many counts
 _WORTH_SAYING = 1.25
+_SAID: set[torch.dtype] = set()
 
 
 @functools.cache
@@ -32,34 +33,23 @@ def slowdown(dtype: torch.dtype) -> float:
 
 def slow_words(dtype: torch.dtype, device: torch.device) -> str | None:
     """What there is to say of a model that computes in ``dtype`` on ``device``; None: nothing."""
-    if (
-        device.type != "cpu"
-        or dtype not in (torch.bfloat16, torch.float16)
-        or (times := slowdown(dtype)) < _WORTH_SAYING
-    ):
+    if device.type != "cpu" or dtype not in (torch.bfloat16, torch.float16):
         return None
+    if (times := slowdown(dtype)) < _WORTH_SAYING:
+        return None
+    named = str(dtype).removeprefix("torch.")
     return (
-        f"computes in {str(dtype).removeprefix('torch.')}, in which a step's products take {times:.1f} times as long as "
-        "in float32 on this CPU: load it with from_pretrained(..., dtype=torch.float32), or by specdec.load_model, "
-        "which keeps the bytes of the file and computes in float32"
+        f"computes in {named}, in which a step's products take {times:.1f} times as long as in float32 on this CPU: "
+        "load it with from_pretrained(..., dtype=torch.float32), or by specdec.load_model, which keeps the bytes of "
+        "the file and computes in float32"
     )
 
 
 def warn_if_slow(dtype: torch.dtype, device: torch.device, name: str) -> None:
     """Warns once a process and dtype. ``name``: the caller's argument."""
-    if (words := slow_words(dtype, device)) is not None:
-        _say_once(dtype, f"{name}: {words}")
-
-
-@functools.cache
-def _said() -> set[torch.dtype]:
-    return set()
-
-
-def _say_once(dtype: torch.dtype, words: str) -> None:
-    if dtype not in _said():
-        _said().add(dtype)
-        warnings.warn(words, RuntimeWarning, stacklevel=4)
+    if dtype not in _SAID and (words := slow_words(dtype, device)) is not None:
+        _SAID.add(dtype)
+        warnings.warn(f"{name}: {words}", RuntimeWarning, stacklevel=4)
 
 
 def _least_seconds(run: Callable[[], torch.Tensor]) -> float:
