@@ -44,7 +44,7 @@ EXTRAS = {
 }
 VERSIONS = {
     "oldest": ("torch==2.11.0", "triton==3.6.0", "transformers==5.17.0", "numpy<2.4"),
-    "newest": ("torch", "triton", "transformers<5.24"),
+    "newest": ("torch", "triton", "transformers"),
 }
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from ..checks import refuse
+from ..models.kv_cache import CACHE_ARGUMENTS
 
-_CACHES = ("cache", "past_key_values", "cache_params")  # the second until transformers 5.23
 _HANDLED = {
-    *_CACHES,
+    *CACHE_ARGUMENTS,
     "attention_mask",
     "position_ids",
     "use_cache",  # a field of the configuration as well
@@ -35,7 +35,7 @@ def read_inputs(input_ids: torch.LongTensor, model_kwargs: dict[str, Any]) -> to
     for name, value in model_kwargs.items():
         if name not in _HANDLED and value is not None and value is not False:
             refuse(name, f"a {type(value).__name__}", "None: specdec feeds input_ids and attention_mask alone")
-    for name in _CACHES:
+    for name in sorted(CACHE_ARGUMENTS):
         cache = model_kwargs.get(name)
         if cache is not None and (cache.get_seq_length() or getattr(cache, "_is_user_defined", False)):
             refuse(name, f"a {type(cache).__name__}", "None: specdec has its own static cache")

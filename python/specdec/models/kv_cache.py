@@ -23,14 +23,19 @@ from .tree import Tree
 if TYPE_CHECKING:
     from .compaction import Compaction
 
+CACHE_ARGUMENTS = frozenset(("cache", "past_key_values", "cache_params"))  # the first one since transformers 5.24
 VISIBLE_STEP = 64  # attention reads a multiple of this many slots, which makes few distinct shapes and few empty slots
 
 
 def cache_argument(module: nn.Module) -> str:
     """Returns what the forward of a model, or of one of its layers, calls its cache: "cache" since transformers 5.24;
-    before, and in code of others, "past_key_values", or "cache_params" where all layers are recurrent."""
-    named = inspect.signature(module.forward).parameters
-    return next((name for name in ("cache", "cache_params") if name in named), "past_key_values")
+    before, and in code of others, "past_key_values", or "cache_params" where all layers are recurrent. A forward that
+    names none hands all on to that of a class before it."""
+    for kind in type(module).__mro__:
+        named = inspect.signature(vars(kind).get("forward", nn.Module.forward)).parameters
+        if found := CACHE_ARGUMENTS & {*named}:
+            return found.pop()
+    return "past_key_values"
 
 
 def visible_slots(length: int, capacity: int) -> int:

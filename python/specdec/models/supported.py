@@ -15,6 +15,7 @@ from .kv_cache import VISIBLE_STEP, visible_slots
 from .recurrent import recurrent_layers, scan_of
 from .shards import is_shard, leader_of
 from .slow_dtype import warn_if_slow
+from .tested_versions import warn_if_untested
 from .training_mode import check_evaluating
 from .tree import Tree
 
@@ -76,6 +77,7 @@ def cached_model(
             adapters act outside of its modules, it is of an unknown type and its cached forward differs from its
             full forward, or ``compile`` is True on a device where it is of no use.
     """
+    warn_if_untested()
     whole, model = model, _without_adapters(model, name)
     if not isinstance(model, PreTrainedModel):
         refuse(name, type(model).__name__, "a transformers causal LM")
