@@ -35,7 +35,7 @@ def read_inputs(input_ids: torch.LongTensor, model_kwargs: dict[str, Any]) -> to
     for name, value in model_kwargs.items():
         if name not in _HANDLED and value is not None and value is not False:
             refuse(name, f"a {type(value).__name__}", "None: specdec feeds input_ids and attention_mask alone")
-    for name in sorted(CACHE_ARGUMENTS):
+    for name in CACHE_ARGUMENTS:
         cache = model_kwargs.get(name)
         if cache is not None and (cache.get_seq_length() or getattr(cache, "_is_user_defined", False)):
             refuse(name, f"a {type(cache).__name__}", "None: specdec has its own static cache")

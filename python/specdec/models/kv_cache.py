@@ -23,7 +23,7 @@ from .tree import Tree
 if TYPE_CHECKING:
     from .compaction import Compaction
 
-CACHE_ARGUMENTS = frozenset(("cache", "past_key_values", "cache_params"))  # the first one since transformers 5.24
+CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params")  # the first one since transformers 5.24
 VISIBLE_STEP = 64  # attention reads a multiple of this many slots, which makes few distinct shapes and few empty slots
 
 
@@ -33,8 +33,8 @@ def cache_argument(module: nn.Module) -> str:
     names none hands all on to that of a class before it."""
     for kind in type(module).__mro__:
         named = inspect.signature(vars(kind).get("forward", nn.Module.forward)).parameters
-        if found := CACHE_ARGUMENTS & {*named}:
-            return found.pop()
+        if found := [name for name in CACHE_ARGUMENTS if name in named]:
+            return found[0]
     return "past_key_values"
 
 
