@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
 import torch
-from specdec import speculate
+from specdec import SpeculativeDecoder, speculate
 from specdec.models.kv_cache import cache_argument
 from support.generates import both, ragged
 from support.models import tiny_model, tunable_pair
@@ -107,7 +108,7 @@ def test_more_than_one_sequence_does_not_stream():
     [
         (
             {"stop_strings": ["a"]},
-            r"^stop_strings: got \['a'\] in generate\(\), allowed: .* specdec.speculate\(tokenizer=",
+            r"^stop_strings: got \['a'\] in generate\(\), .*, allowed: .* specdec.speculate\(tokenizer=",
         ),
         ({"token_healing": True}, "^token_healing: got True, allowed: False: heal the prompt before generate"),
         ({"top_log_probs": 2}, r"\['top_log_probs'\]"),  # transformers knows of no such argument
@@ -137,6 +138,23 @@ def test_a_draft_model_that_would_not_draft_is_refused():
     with pytest.raises(ValueError, match="^prompt_lookup_num_tokens: got 3, allowed: None beside a drafter"):
         settings["custom_generate"] = speculate(draft)
         target.generate(**ragged((0,)), prompt_lookup_num_tokens=3, **settings)
+
+
+def test_names_and_paths_are_no_drafts():
+    for given in ("suffix", Path("models/draft")):
+        with pytest.raises(ValueError, match=r"^draft_model: got '.*', allowed: .*load_pair.*SuffixDrafter\(\)"):
+            speculate(given)
+        with pytest.raises(ValueError, match=r"^draft: got '.*', allowed: .*load_pair.*SuffixDrafter\(\)"):
+            SpeculativeDecoder(tunable_pair(0.3)[0], given)
+    with pytest.raises(ValueError, match=r"^drafter: got 'suffix', allowed: a drafter such as SuffixDrafter\(\)"):
+        speculate(drafter="suffix")
+
+
+def test_what_it_returns_is_shown_in_a_line():
+    draft = tunable_pair(0.3)[1]
+    said = "<specdec.speculate: a LlamaForCausalLM drafts, num_drafts=3, rule=None>"
+    assert repr(speculate(draft, num_drafts=3)) == said
+    assert repr(speculate()) == "<specdec.speculate: whatever generate names drafts, num_drafts=None, rule=None>"
 
 
 def test_a_processor_with_a_state_is_refused_by_its_own_name():

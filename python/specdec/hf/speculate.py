@@ -15,10 +15,11 @@ from transformers.generation import EosTokenCriteria, GenerateDecoderOnlyOutput,
 
 from specdec_kernels import Rule, Status
 
-from ..checks import read_count, refuse
+from ..checks import read_count, refuse, shown
 from ..decoder import SpeculativeDecoder
 from ..drafters.protocol import Drafter
 from ..loop.draft_length import DEFAULT_DRAFTS, AdaptiveDrafts
+from ..models.supported import refuse_unloaded
 from ..result import GenerationResult
 from ..stopping import StoppingCriteria, StopStrings
 from .assistance import Assistance, read_assistance
@@ -95,6 +96,9 @@ def speculate(
         Rule(rule)  # refuses others
     if tree is not None:
         read_count("tree", tree, 1)
+    refuse_unloaded("draft_model", draft_model)
+    if drafter is not None and not isinstance(drafter, Drafter):
+        refuse("drafter", shown(drafter), "a drafter such as SuffixDrafter(); a model is draft_model")
     if draft_model is not None and drafter is not None:
         refuse("drafter", "one beside draft_model", "one of them")
     if num_drafts is not None and not isinstance(num_drafts, AdaptiveDrafts):
@@ -107,7 +111,9 @@ def speculate(
 
         drafter = UniversalDrafter(draft_model, draft_tokenizer, tokenizer)
     if stop_strings is not None and tokenizer is None:
-        refuse("tokenizer", "None with stop_strings", "the target's tokenizer")
+        refuse(
+            "tokenizer", "None with stop_strings", "the target's tokenizer, beside stop_strings in specdec.speculate"
+        )
     stop = None if stop_strings is None or tokenizer is None else StopStrings(tokenizer, stop_strings)
     assistance = Assistance(draft_model if drafter is None else drafter, num_drafts, confidence)
     return Speculator(assistance, rule, seed, streamer, tokenizer, stop, d2t, backend, cache_dtype, tree)
@@ -121,7 +127,7 @@ class _Prepared(NamedTuple):
     decoder: SpeculativeDecoder
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Speculator:
     """What :func:`speculate` returns. It keeps the decoder of the model that it was last used with.
 
@@ -142,6 +148,11 @@ class Speculator:
     tree: int | None
     last_result: GenerationResult | None = field(default=None, init=False)
     _prepared: _Prepared | None = field(default=None, init=False)
+
+    def __repr__(self) -> str:
+        draft, num_drafts = self.assistance.draft, self.assistance.num_drafts
+        drafts = "whatever generate names" if draft is None else f"a {type(draft).__name__}"
+        return f"<specdec.speculate: {drafts} drafts, num_drafts={num_drafts}, rule={self.rule}>"
 
     def __call__(
         self,
@@ -244,7 +255,8 @@ class Speculator:
         if stop_strings is None:
             return [] if self.stop is None else [self.stop]
         if self.tokenizer is None:
-            refuse("stop_strings", f"{stop_strings!r} in generate()", "strings with specdec.speculate(tokenizer=...)")
+            given = f"{stop_strings!r} in generate(), which hands its tokenizer to no callable"
+            refuse("stop_strings", given, "strings where specdec.speculate(tokenizer=...) has the tokenizer")
         if self.stop is not None:
             refuse("stop_strings", f"{stop_strings!r} in generate()", "None beside those of specdec.speculate")
         return [StopStrings(self.tokenizer, stop_strings)]

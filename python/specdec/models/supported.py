@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..checks import refuse
+from ..checks import refuse, shown
 from .cached_model import CachedModel
 from .kv_cache import VISIBLE_STEP, visible_slots
 from .recurrent import recurrent_layers, scan_of
@@ -78,6 +79,7 @@ def cached_model(
             full forward, or ``compile`` is True on a device where it is of no use.
     """
     warn_if_untested()
+    refuse_unloaded(name, model)
     whole, model = model, _without_adapters(model, name)
     if not isinstance(model, PreTrainedModel):
         refuse(name, type(model).__name__, "a transformers causal LM")
@@ -108,6 +110,13 @@ def cached_model(
     found = CachedModel(model, name, "auto", cache_dtype, compile, fed_vocabulary)
     warn_if_slow(found.dtype, found.device, name)
     return found
+
+
+def refuse_unloaded(name: str, model: object) -> None:
+    """Raises ValueError naming ``name`` where a path, or a drafter's name, stands in place of the object."""
+    if isinstance(model, str | os.PathLike):
+        allowed = "a loaded model (specdec.load_model and load_pair load one), or a drafter such as SuffixDrafter()"
+        refuse(name, shown(os.fspath(model)), allowed)
 
 
 def _is_known(model: PreTrainedModel) -> bool:
