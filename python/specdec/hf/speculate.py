@@ -96,11 +96,11 @@ def speculate(
         Rule(rule)  # refuses others
     if tree is not None:
         read_count("tree", tree, 1)
+    if draft_model is not None and drafter is not None:
+        refuse("drafter", "one beside draft_model", "one of them")
     refuse_unloaded("draft_model", draft_model)
     if drafter is not None and not isinstance(drafter, Drafter):
         refuse("drafter", shown(drafter), "a drafter such as SuffixDrafter(); a model is draft_model")
-    if draft_model is not None and drafter is not None:
-        refuse("drafter", "one beside draft_model", "one of them")
     if num_drafts is not None and not isinstance(num_drafts, AdaptiveDrafts):
         read_count("num_drafts", num_drafts)
     if draft_tokenizer is not None:
@@ -111,9 +111,7 @@ def speculate(
 
         drafter = UniversalDrafter(draft_model, draft_tokenizer, tokenizer)
     if stop_strings is not None and tokenizer is None:
-        refuse(
-            "tokenizer", "None with stop_strings", "the target's tokenizer, beside stop_strings in specdec.speculate"
-        )
+        refuse("tokenizer", "None with stop_strings", "the target's tokenizer, in specdec.speculate as well")
     stop = None if stop_strings is None or tokenizer is None else StopStrings(tokenizer, stop_strings)
     assistance = Assistance(draft_model if drafter is None else drafter, num_drafts, confidence)
     return Speculator(assistance, rule, seed, streamer, tokenizer, stop, d2t, backend, cache_dtype, tree)

@@ -88,8 +88,8 @@ def _norm(module: nn.Module) -> nn.Module | None:
 
 @functools.cache
 def _computed_by(kind: Any, epsilon: str, weighted: bool) -> dict[str, Any] | None:
-    """Returns how a class computes RMSNorm, as ``offset`` and ``round_first`` of :func:`specdec_kernels.rms_norm`; None:
-    it computes something else."""
+    """Returns how a class computes RMSNorm, as ``offset`` and ``round_first`` of :func:`specdec_kernels.rms_norm`;
+    None: it computes something else."""
     if [*inspect.signature(kind.forward).parameters][2:]:
         return None
     tried = kind.__new__(kind)
