@@ -75,7 +75,7 @@ def read_temperatures(text: str) -> list[float]:
 
 # ---- The machine
 
-PACKAGES = ("torch", "triton", "transformers", "flashinfer-python", "rich", "specdec")
+PACKAGES = ("torch", "triton", "transformers", "flashinfer-python", "rich", "specdec-kernels")
 ROOT = Path(__file__).resolve().parents[1]
 # What a result depends on: all of the repository but results themselves, and prose.
 CODE = (".", ":(exclude)bench/results", ":(exclude)*.md")

@@ -39,7 +39,7 @@ def build_info() -> dict[str, object]:
         for d in devices
     ]
     return {
-        "version": _version("specdec"),
+        "version": _version("specdec-kernels"),
         "python": sys.version.split()[0],
         "platform": f"{platform.system()} {platform.machine()}",
         "torch": torch.__version__,

@@ -12,7 +12,7 @@ from support import ROOT
 
 TOOL = runpy.run_path(str(ROOT / "tools" / "build_wheel.py"))
 EXTENSION = TOOL["EXTENSION"]
-NAME = "specdec-0.1.0-cp311-abi3-manylinux_2_28_x86_64.whl"
+NAME = "specdec_kernels-0.1.0-cp311-abi3-manylinux_2_28_x86_64.whl"
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_a_whole_wheel_has_no_faults(files, tmp_path):
 
 
 def test_a_name_for_one_python(files, tmp_path):
-    (fault,) = faults(tmp_path, files, "specdec-0.1.0-cp311-cp311-linux_x86_64.whl")
+    (fault,) = faults(tmp_path, files, "specdec_kernels-0.1.0-cp311-cp311-linux_x86_64.whl")
     assert "cp311-cp311" in fault
 
 

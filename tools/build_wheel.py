@@ -27,7 +27,7 @@ import typer
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {"specdec": ROOT / "python" / "specdec", "specdec_kernels": ROOT / "specdec_kernels"}
-NAME = re.compile(r"specdec-[\w.]+-cp311-abi3-(?:many)?linux_\w+\.whl")
+NAME = re.compile(r"specdec_kernels-[\w.]+-cp311-abi3-(?:many)?linux_\w+\.whl")
 EXTENSION = "specdec_kernels/_C.abi3.so"
 # Torch's are loaded by `import torch` before ours; the others belong to every system that manylinux describes.
 LIBRARIES = re.compile(r"lib(torch|torch_cpu|c10|stdc\+\+|gcc_s|m|c|pthread|dl|rt)\.so(\.\d+)?|ld-linux\S*\.so\.\d+")

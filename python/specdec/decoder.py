@@ -350,7 +350,7 @@ class SpeculativeDecoder:
             tokenizer: the target's.
 
         Raises:
-            ValueError: names the argument, or the package that is missing: ``specdec[grammar]``.
+            ValueError: names the argument, or the package that is missing: ``specdec-kernels[grammar]``.
         """
         return GrammarCompiler(tokenizer, self.target.vocab_size, read_eos(None, self.target.model))
 

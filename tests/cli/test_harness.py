@@ -12,7 +12,7 @@ from support import ROOT
 from support.commands import save
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when lm_eval imports datasets
-lm_eval = pytest.importorskip("lm_eval", reason="lm_eval is not installed: pip install 'specdec[harness]'")
+lm_eval = pytest.importorskip("lm_eval", reason="lm_eval is not installed: pip install 'specdec-kernels[harness]'")
 
 from lm_eval.models.huggingface import HFLM  # noqa: E402
 from lm_eval.tasks import TaskManager  # noqa: E402

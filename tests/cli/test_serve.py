@@ -100,7 +100,7 @@ def test_a_response_template_is_read_from_a_file(pair, tmp_path: Path):
 def test_a_missing_extra_is_named(monkeypatch):
     monkeypatch.setattr(serve_command, "find_spec", lambda name: None if name == "uvicorn" else object())
     result = invoke("serve")
-    assert result.exit_code == 2 and 'uvicorn is missing: pip install "specdec[serve]"' in result.stderr
+    assert result.exit_code == 2 and 'uvicorn is missing: pip install "specdec-kernels[serve]"' in result.stderr
 
 
 def test_defaults_of_drafting(pair):

@@ -235,4 +235,4 @@ def test_the_command_refuses(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     assert "cannot be written to" in error(tmp_path, "--output", tmp_path / "file", code=1)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "pip install 'specdec[bench]'" in error(tmp_path)
+    assert "pip install 'specdec-kernels[bench]'" in error(tmp_path)

@@ -272,9 +272,9 @@ def test_bad_settings_are_named(settings, message):
 def test_only_the_distribution_needs_scipy(monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy", None)
     assert verified({}, checks=("greedy",)).passed
-    with pytest.raises(ValueError, match=r"^checks: got 'distribution' without scipy, allowed: .*'specdec\[verify\]'"):
+    with pytest.raises(ValueError, match=r"^checks: got 'distribution' without scipy, allowed: .*'specdec-kernels\[verify\]'"):
         verified({})
-    told = "--check: got 'distribution' without scipy, allowed: it after pip install 'specdec[verify]', or other checks"
+    told = "--check: got 'distribution' without scipy, allowed: it after pip install 'specdec-kernels[verify]', or other checks"
     monkeypatch.setattr("specdec.cli.models.load", lambda *_: pytest.fail("loaded"))
     assert told in refused("verify", "x")
 

@@ -101,7 +101,7 @@ def test_without_accelerate(launched, monkeypatch):
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "accelerate" else found(name))
     with pytest.raises(
-        ValueError, match=r'tp: got 2 without accelerate, allowed: None, or: pip install "specdec\[tp\]'
+        ValueError, match=r'tp: got 2 without accelerate, allowed: None, or: pip install "specdec-kernels\[tp\]'
     ):
         check_ranks(2, "cpu")
 

@@ -61,7 +61,7 @@ def show_version(asked: bool) -> None:
     if asked:
         from importlib import metadata  # slow to import, and specdec_kernels.__version__ would import torch
 
-        typer.echo(f"specdec {metadata.version('specdec')}")
+        typer.echo(f"specdec {metadata.version('specdec-kernels')}")
         raise typer.Exit()
 
 

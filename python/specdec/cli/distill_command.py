@@ -138,7 +138,7 @@ def _picture(output: Path) -> None:
     try:
         draw(output)
     except NoMatplotlib:
-        remark('no picture of the curves without matplotlib: pip install -e ".[train]"')
+        remark('no picture of the curves without matplotlib: pip install "specdec-kernels[train]"')
     except OSError as error:  # the draft itself is saved
         remark(f"no picture of the curves: {error}", "red")
 

@@ -23,7 +23,7 @@ from ..stats import Stats
 from .drafters import NAMES, NEED_DRAFT, TREE_DRAFTS, make_drafter, nodes_of
 
 if importlib.util.find_spec("lm_eval") is None:
-    raise ImportError("the evaluation harness needs lm_eval: pip install 'specdec[harness]'")
+    raise ImportError("the evaluation harness needs lm_eval: pip install 'specdec-kernels[harness]'")
 
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM

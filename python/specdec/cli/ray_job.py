@@ -55,7 +55,7 @@ def join(address: str, device: str | None, actors: int | None, cpus: int | None)
     try:
         import ray
     except ImportError:
-        refuse("--ray", "--ray without Ray", "pip install 'specdec[ray]'")
+        refuse("--ray", "--ray without Ray", "pip install 'specdec-kernels[ray]'")
     if device not in (None, "cpu", "cuda"):
         refuse("--device", f"{device!r} with --ray", "cpu, cuda, or none: Ray gives each decoder its own GPU")
     try:

@@ -31,7 +31,7 @@ def report(
     ],
 ) -> None:
     """Writes report.html, a page that needs no other file and no network, and its pictures in plots/, from the results
-    of `specdec bench`. Prints the names of the files. Needs matplotlib (pip install 'specdec[bench]')."""
+    of `specdec bench`. Prints the names of the files. Needs matplotlib (pip install 'specdec-kernels[bench]')."""
     from ..evaluation.report import load_results
 
     content = load_results(results)

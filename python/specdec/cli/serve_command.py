@@ -149,7 +149,7 @@ def serve(
     blanks. Exit codes: 0 after the first SIGTERM or SIGINT and its drain, 2 where an option is refused; a second signal
     kills the process."""
     if missing := [name for name in ("fastapi", "uvicorn", "prometheus_client") if find_spec(name) is None]:
-        told = f'specdec serve needs the extra [serve], {missing[0]} is missing: pip install "specdec[serve]"'
+        told = f'specdec serve needs the extra [serve], {missing[0]} is missing: pip install "specdec-kernels[serve]"'
         typer.echo(f"Error: {told}", err=True)
         raise typer.Exit(2)
     at.join()

@@ -76,7 +76,7 @@ def read_gguf(path: str | os.PathLike, name: str = "path") -> GgufFile:
         ValueError: names ``name``: it is of an architecture that cannot be read, or one file of several.
     """
     if importlib.util.find_spec("gguf") is None:
-        raise OSError(f"{name}: a GGUF file takes gguf to read: pip install 'specdec[gguf]'")
+        raise OSError(f"{name}: a GGUF file takes gguf to read: pip install 'specdec-kernels[gguf]'")
     path = Path(path).expanduser()
     if not path.is_file():
         raise OSError(f"{name}: there is no file {str(path)!r}")

@@ -36,7 +36,7 @@ def check_ranks(tp: int, device: torch.device | str) -> torch.device:
     if os.environ.get("LOCAL_WORLD_SIZE", world) != world:
         refuse("tp", f"{tp} over several machines", "processes on one machine")
     if importlib.util.find_spec("accelerate") is None:
-        refuse("tp", f"{tp} without accelerate", 'None, or: pip install "specdec[tp]"')
+        refuse("tp", f"{tp} without accelerate", 'None, or: pip install "specdec-kernels[tp]"')
     asked = torch.device(device)
     if asked.type not in ("cpu", "cuda") or asked.index is not None:
         refuse("device", f"{str(device)!r} with tp={tp}", "'cpu' or 'cuda': each rank takes the GPU of its own number")

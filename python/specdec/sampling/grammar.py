@@ -1,4 +1,4 @@
-"""Grammars that texts must obey, compiled for one tokenizer by llguidance (extra ``specdec[grammar]``)."""
+"""Grammars that texts must obey, compiled for one tokenizer by llguidance (extra ``specdec-kernels[grammar]``)."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def check_installed() -> None:
     try:
         import llguidance  # noqa: F401
     except ImportError:
-        refuse("grammar", "one without the package llguidance", "after pip install 'specdec[grammar]'")
+        refuse("grammar", "one without the package llguidance", "after pip install 'specdec-kernels[grammar]'")
 
 
 def check_source(source: GrammarSource, name: str = "grammar") -> None:

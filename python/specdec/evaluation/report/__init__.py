@@ -34,7 +34,7 @@ FORMATS = ("png", "svg")
 def check_matplotlib() -> None:
     """Raises ValueError, which says how to install it, where matplotlib is missing."""
     if importlib.util.find_spec("matplotlib") is None:
-        refuse("report", "no matplotlib", "it after pip install 'specdec[bench]'")
+        refuse("report", "no matplotlib", "it after pip install 'specdec-kernels[bench]'")
 
 
 def sections_of(results: BenchResults) -> list[Section]:
