@@ -121,7 +121,8 @@ def _text(place: str, row: Any, tokenizer: Callable[[], PreTrainedTokenizerBase]
     if "text" in row and type(number := row.get("prompt")) is int:  # a job's result
         if not 0 <= number < len(prompts):
             refuse("data", f"{place}, the text of prompt {number}", f"those of the prompts given, {len(prompts)}")
-        return "" if row.get("status") != "OK" else prompts[number] + _string(place, "text", row["text"])
+        failed = row.get("status") != "OK" or row.get("finish_reason") == "failed"
+        return "" if failed else prompts[number] + _string(place, "text", row["text"])
     if "text" in row:
         return _string(place, "text", row["text"])
     if "messages" in row:
