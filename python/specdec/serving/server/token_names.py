@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...result import TokenLogProb
-from ...stopping import TokenBytes
 from .decoded_text import Token
+from .token_bytes import TokenBytes
 
 LOWEST = -9999.0  # OpenAI's number for tokens that cannot occur; JSON has no -inf
 
