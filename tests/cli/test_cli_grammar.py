@@ -24,7 +24,7 @@ def test_a_regex(tmp_path):
 
 def test_a_schema_as_json_and_as_a_file(tmp_path):
     schema = json.dumps(SCHEMAS["enum"])
-    (tmp_path / "schema.json").write_text(schema)
+    (tmp_path / "schema.json").write_text(f"\ufeff{schema}")  # as editors on Windows write it
     given, of_file = (rows(PROMPT, "--json-schema", each)[0] for each in (schema, tmp_path / "schema.json"))
     jsonschema.validate(json.loads(given["text"]), SCHEMAS["enum"])
     assert of_file["text"] == given["text"]
