@@ -120,16 +120,18 @@ def test_the_other_texts_of_a_batch_stay_what_they_were(pair, compiler):
     assert again.tokens == result.tokens[1]  # the engine goes on
 
 
-@pytest.mark.parametrize("where", [FILLS, FILLS[:2], FILLS[2:]])
-def test_a_panic_of_the_library_ends_its_text_alone(pair, compiler, monkeypatch, where):
+@pytest.mark.parametrize(
+    ("where", "only"), [(FILLS, None), (FILLS[:2], None), (FILLS[2:], None), *((FILLS[:2], n) for n in (0, 3, 7))]
+)
+def test_a_panic_of_the_library_ends_its_text_alone(pair, compiler, monkeypatch, where, only):
     """It comes out of a call for all rows. Where the row alone does not panic again, nothing happens to it, either."""
     target, draft, tokenizer = pair
-    fine = compiler.compile(GrammarSource.regex("[a-z ]{4,30}"))
+    fine = compiler.compile(GrammarSource.regex("([a-z]{2}[0-9]){3,9}"))
     prompt, seeds = tokenizer("x = ").input_ids, [1, 2, 3]
     own = {"params": SamplingParams(0.8), "seed": seeds, "rule": "coupled", "max_new_tokens": 12}
     decoder = SpeculativeDecoder(target, draft, 3)
     expected = decoder.generate([prompt] * 3, grammar=[fine, fine, None], **own)
-    panicking = panics(monkeypatch, fine, *where)
+    panicking = panics(monkeypatch, fine, *where, only=only)
     result = decoder.generate([prompt] * 3, grammar=[panicking, fine, None], **own)
     assert result.tokens[1:] == expected.tokens[1:]
     if len(where) == 3:

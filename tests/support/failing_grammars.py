@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -77,11 +78,16 @@ def panic(*arguments: object) -> None:
     raise PanicException("index out of bounds: the len is 0 but the index is 0")
 
 
-def panics(monkeypatch, grammar: Grammar, *functions: str) -> Grammar:
-    """Returns the same grammar, for whose states these functions of ``llguidance.numpy`` panic."""
+def panics(monkeypatch, grammar: Grammar, *functions: str, only: int | None = None) -> Grammar:
+    """Returns the same grammar, for whose states these functions of ``llguidance.numpy`` panic.
+
+    Args:
+        only: the number of the only call that panics, from 0; None: all do.
+    """
     from llguidance import numpy as library
 
     matchers: list[Any] = []
+    numbers = itertools.count()
 
     def make() -> Any:
         matchers.append(grammar.matcher())
@@ -91,7 +97,8 @@ def panics(monkeypatch, grammar: Grammar, *functions: str) -> Grammar:
         def called(*arguments: Any) -> None:
             given = [each for x in arguments for each in (x if isinstance(x, list) else [x])]
             if any(matcher is (each[0] if isinstance(each, tuple) else each) for each in given for matcher in matchers):
-                panic()
+                if only in (None, next(numbers)):
+                    panic()
             own(*arguments)
 
         return called

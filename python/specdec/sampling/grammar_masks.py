@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
 from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -162,12 +162,12 @@ class _Walk:
             again: whether the state is no longer that of the text.
         """
         self._text += tokens
-        try:
-            with _library():
-                if again or not self.matcher().consume_tokens(list(tokens)):
-                    self._matcher = None
-        except GrammarError:  # which the next mask says
-            self._matcher = None
+        matcher, self._matcher = self._matcher, None
+        if matcher is None or again:
+            return
+        with contextlib.suppress(GrammarError), _library():  # which the next mask says
+            if matcher.consume_tokens(list(tokens)):
+                self._matcher = matcher
 
     def forced(self) -> list[int]:
         try:
@@ -215,7 +215,7 @@ def _error_of(matcher: LLMatcher) -> GrammarError:
     return GrammarError(f"grammar: {one_line(matcher.get_error()) or 'a token was emitted that it does not allow'}")
 
 
-@contextmanager
+@contextlib.contextmanager
 def _library() -> Iterator[None]:
     """Raises GrammarError for whatever the library raises. (Most of its own panics it returns as errors.)"""
     try:
