@@ -24,7 +24,6 @@ MUTATIONS: list[Mutation] = [
         "tests/test_stopping.py",
         {
             "stop-is-found-where-it-comes-last": ("for n in range(1, new + 1) if", "for n in range(new, 0, -1) if"),
-            "stop-counts-what-may-lack-its-space": ("len(whole) - first - new >=", "len(whole) >="),
             "stop-is-found-in-the-prompt-again": ("max(same - len(string) + 1, 0)", "0"),
             "cut-misses-what-began-in-the-prompt": (
                 "whole.find(string, max(len(prompt) - len(string) + 1, 0))",
