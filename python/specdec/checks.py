@@ -45,6 +45,11 @@ def for_each(name: str, given: object, size: int, one: bool) -> list:
     return list(values)
 
 
+def is_failure(error: BaseException) -> bool:
+    """Whether code failed, and was not told to end: panics of libraries in Rust are no ``Exception``."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
 def read_as(name: str, read: Callable[..., T], *arguments: object) -> T:
     """Returns ``read(*arguments)``. A ValueError about an argument is raised again under the caller's name for it,
     ``name``."""

@@ -30,6 +30,7 @@ from .models.supported import cached_model, why_no_trees
 from .prompts import TokenIds, check_room, join, read_eos, read_pad, read_prompts, read_seeds
 from .result import FinishReason, GenerationResult
 from .sampling.grammar import Grammar, GrammarCompiler
+from .sampling.grammar_masks import GrammarError
 from .sampling.params import split_params
 from .stats import Stats
 from .stopping import StoppingCriteria
@@ -228,7 +229,8 @@ class SpeculativeDecoder:
                 of at most 1024 tokens, whose logits [1024, V] are the largest scratch.
             grammar: what the texts have to be, made by ``grammar_compiler``; one for all sequences, or one or None for
                 each. A token that it does not allow has probability 0, so the text has the distribution of plain
-                sampling from what is left of the target's at every token. Chains only.
+                sampling from what is left of the target's at every token. Chains only. A text whose grammar fails in
+                the middle (a bound of the library, say) ends there, alone, with ``GenerationResult.errors``.
 
         Returns:
             GenerationResult. A sequence whose target logits define no distribution ends there, with its status.
@@ -302,7 +304,8 @@ class SpeculativeDecoder:
         differ in every setting.
 
         Raises:
-            ValueError: as ``generate``. Any exception that ended a sequence is raised again.
+            ValueError: as ``generate``. Any exception that ended a sequence is raised again, but for a
+                :class:`~specdec.sampling.grammar_masks.GrammarError`, which ends the sequence of that grammar alone.
         """
         sequences = [SequenceState.of(i, r, self.target, self.most_drafts) for i, r in enumerate(requests)]
         accept_rule = self.read_rule(rule)
@@ -329,7 +332,8 @@ class SpeculativeDecoder:
                 for output in batch.step():
                     if on_emit is not None:
                         on_emit(output)
-                if (error := next((s.exception for s in sequences if s.exception), None)) is not None:
+                errors = (s.exception for s in sequences)
+                if (error := next((e for e in errors if e and not isinstance(e, GrammarError)), None)) is not None:
                     raise error
             batch.release()
         stats = Stats.total((s.stats for s in sequences), self.most_drafts)
@@ -368,6 +372,7 @@ class SpeculativeDecoder:
             status=[s.status for s in sequences],
             # With no new tokens wanted, none has begun.
             finish_reason=[s.finish_reason or FinishReason.LENGTH for s in sequences],
+            errors=[s.error for s in sequences],
             stats=decoded.stats,
             sequence_stats=[s.stats for s in sequences],
             log_probs=given([s.log_probs for s in sequences]),

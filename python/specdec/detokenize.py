@@ -27,7 +27,7 @@ class Detokenizer:
         self.special = frozenset(tokenizer.all_special_ids if hidden is None else hidden)
         self._tokenizer, self._shows_others = tokenizer, hidden is not None
         self._alone: dict[int, str] = {}
-        self._bytes: dict[int, bool] = {}
+        self._bytes: dict[int, int | None] = {}
 
     def decode(self, tokens: Sequence[int]) -> str:
         if len(tokens) != 1:
@@ -41,12 +41,23 @@ class Detokenizer:
             return _decode(self._tokenizer, tokens)
         return _decode(self._tokenizer, [t for t in tokens if t not in self.special], skip_special_tokens=False)
 
-    def is_byte(self, token: int) -> bool:
-        """Whether it is part of a run of bytes, which the next byte can still make invalid as a whole."""
-        if (known := self._bytes.get(token)) is None:
+    def byte(self, token: int) -> int | None:
+        """The byte that a token stands for alone, as a part of a run of bytes, which the next byte can still make
+        invalid as a whole; None: it stands for something else."""
+        if token not in self._bytes:
             name = self._tokenizer.convert_ids_to_tokens(token)
-            known = self._bytes[token] = isinstance(name, str) and BYTE_TOKEN.fullmatch(name) is not None
-        return known
+            found = BYTE_TOKEN.fullmatch(name) if isinstance(name, str) else None
+            self._bytes[token] = None if found is None else int(found[1], 16)
+        return self._bytes[token]
+
+    def window(self, tokens: Sequence[int], start: int) -> int:
+        """The last place from ``start`` on to the left where decoding may begin, so that what follows the first token
+        reads as in the whole text: not inside of a character, nor at a space, which decoders strip."""
+        for place in range(start, max(start - _LONG, 0), -1):
+            byte = self.byte(tokens[place])
+            if self.decode(tokens[place : place + 1]) and (byte is None or byte & 0xC0 != 0x80):
+                return place
+        return max(start - _LONG, 0)
 
 
 class IncrementalText:
@@ -83,7 +94,7 @@ class IncrementalText:
         before, self._text = self._text, self._detokenizer.decode(self._window)
         if self._text == before and token in self._detokenizer.special:
             self._window.pop()
-        if self._text == before or self._detokenizer.is_byte(token):
+        if self._text == before or self._detokenizer.byte(token) is not None:
             return ""
         piece = self._new(self._text.rstrip(INCOMPLETE))
         if piece and not self._text.endswith(INCOMPLETE):

@@ -33,7 +33,7 @@ class FinishReason(enum.StrEnum):
     STOP = "stop"  # its ``stop`` ended it, for example at a stop string
     LENGTH = "length"  # it has ``max_new_tokens`` new tokens
     CANCELLED = "cancelled"
-    FAILED = "failed"  # its logits define no distribution (see ``status``), or an exception was raised
+    FAILED = "failed"  # its logits define no distribution (see ``status``), or there was an exception (see ``errors``)
 
 
 class TokenLogProb(NamedTuple):
@@ -63,6 +63,7 @@ class GenerationResult:
     produced_by: list[list[Producer]]
     status: list[Status]  # Status.OK, or what went wrong with the sequence's logits
     finish_reason: list[FinishReason]
+    errors: list[str | None]  # what ended it, where its own grammar failed; other exceptions are raised
     stats: Stats  # the whole batch
     sequence_stats: list[Stats]
     # Of ``tokens``, under the distribution that they were drawn from; None: not requested.

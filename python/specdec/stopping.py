@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import functools
-import json
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from .checks import refuse
-from .detokenize import BYTE_TOKEN
+from .detokenize import INCOMPLETE, Detokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+_EMPTY = 64  # tokens without text that a string may go across
 
 
 class StoppingCriteria(Protocol):
@@ -33,10 +34,10 @@ def read_stop_strings(strings: str | Sequence[str]) -> tuple[str, ...]:
 class StopStrings:
     """Ends a sequence with the token that completes one of ``strings``; that token is kept as a whole.
 
-    The judgement is that of transformers' ``StopStringCriteria``: a string counts if it ends in the last token,
-    whatever token or prompt it began in. What tokens read as is joined and searched, no text is decoded again:
-    byte-level vocabularies are compared as bytes, so a string may begin or end inside of a token, and a token inside
-    of a character. A token costs a search through as many tokens as the longest string has bytes.
+    What counts is the text that the tokenizer decodes, special tokens included: a string may begin or end inside of a
+    token, begin in the prompt, and name a special token. With vocabularies of bytes and characters that is the token at
+    which transformers' ``StopStringCriteria`` ends, which reads tokens one by one and cannot read those of words. A
+    step costs one decoding of some tokens, however long the text is.
 
     Args:
         tokenizer: the target's.
@@ -56,104 +57,41 @@ class StopStrings:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, strings: str | Sequence[str]):
         self.strings = read_stop_strings(strings)
-        if not callable(getattr(tokenizer, "convert_ids_to_tokens", None)):
+        if not callable(getattr(tokenizer, "decode", None)):
             refuse("tokenizer", type(tokenizer).__name__, "the target's tokenizer, which stop strings need")
-        self._read = TokenBytes(tokenizer)
-        # Compared as UTF-8 also where tokens are read as characters: the ends are then at the same places.
-        self._targets = [s.encode() for s in self.strings]
-        # How many tokens transformers looks at: the length of the longest string, in characters or in bytes. Tokens
-        # without text count as well.
-        self._reach = max(len(s) if self._read.in_characters else len(s.encode()) for s in self.strings)
+        self._detokenizer = Detokenizer(tokenizer, hidden=())
+        self._longest = max(map(len, self.strings))
 
     def first_end(self, sequence: int, text: list[int], new: int) -> int | None:
         """Returns how many of the last ``new`` tokens of ``text`` are kept; None: no string ends in them."""
-        for kept in range(1, new + 1):
-            end = len(text) - new + kept
-            if self._ends_with(text[max(end - self._reach, 0) : end]):
-                return kept
-        return None
-
-    def _ends_with(self, tokens: list[int]) -> bool:
-        """Whether a string ends in the last of ``tokens``."""
-        last = self._read(tokens[-1])
-        if not last:
-            return False
-        pieces = [last]
-        for token in reversed(tokens[:-1]):
-            piece = self._read(token)
-            if piece is None:  # not a token of the vocabulary: no string goes across it
-                break
-            pieces.append(piece)
-        joined = b"".join(reversed(pieces))
-        before = len(joined) - len(last)
-        # A string that ends in the last token starts here or later.
-        return any(joined.find(target, max(before - len(target) + 1, 0)) >= 0 for target in self._targets)
-
-
-class TokenBytes:
-    """Token id -> the UTF-8 bytes that it adds to a text; None for an id without a token."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase):
-        self._tokenizer = tokenizer
-        kinds = _decoder_kinds(tokenizer)
-        self._bytes_of: dict[str, int] | None = None
-        if "ByteLevel" in kinds and "ByteFallback" not in kinds:
-            self._bytes_of = _byte_level_alphabet()
-        self._fallback = "ByteFallback" in kinds
-        self.in_characters = not kinds & {"ByteLevel", "ByteFallback"}
-        # A token is read after this text, because decoders treat a first token differently (a leading space, "##").
-        self._before = tokenizer.convert_ids_to_tokens(tokenizer(_BEFORE, add_special_tokens=False)["input_ids"])
-        self._known: dict[int, bytes | None] = {}
-
-    def __call__(self, token: int) -> bytes | None:
-        if token not in self._known:
-            self._known[token] = self._of(token)
-        return self._known[token]
-
-    def _of(self, token: int) -> bytes | None:
-        try:
-            name: str | None = list(self._tokenizer.convert_ids_to_tokens([token]))[0]
-        except (IndexError, KeyError, OverflowError, ValueError):
-            name = None
-        if name is None:
+        known, decode = len(text) - new, self._detokenizer.decode
+        start, whole = self._window(text, known)
+        # The first byte of a character can make a run of bytes invalid, and with it what was a text.
+        has_bytes = any(self._detokenizer.byte(token) is not None for token in text[known:])
+        if not has_bytes and not any(string in whole for string in self.strings):
             return None
-        if self._bytes_of is not None and all(c in self._bytes_of for c in name):
-            return bytes(self._bytes_of[c] for c in name)
-        if self._fallback and (byte := BYTE_TOKEN.fullmatch(name)):
-            return bytes([int(byte[1], 16)])
-        _, found, text = self._tokenizer.convert_tokens_to_string([*self._before, name]).partition(_BEFORE)
-        return text.encode() if found else None
+        before = decode(text[start:known])  # the prompt may have had it already
+        ends = (n for n in range(1, new + 1) if self._ends_after(before, decode(text[start : known + n])))
+        return next(ends, None)
 
+    def _window(self, text: list[int], known: int) -> tuple[int, str]:
+        """Decodes the end of a text, of which a string may be a part that ends after the first ``known`` tokens, and
+        returns where that begins, too."""
+        new = sum(len(self._detokenizer.decode([token])) + 1 for token in text[known:])  # it may lack its space
+        count = self._longest // 2 + 2
+        while True:
+            start = self._detokenizer.window(text, max(known - count, 0))
+            whole = self._detokenizer.decode(text[start:]).rstrip(INCOMPLETE)
+            first = len(self._detokenizer.decode(text[start : start + 1]))  # which may lack its space, too
+            if start == 0 or len(whole) - first - new >= self._longest - 1 or count > 8 * self._longest + _EMPTY:
+                return start, whole
+            count *= 2
 
-_BEFORE = "abcdef"
-
-
-def _decoder_kinds(tokenizer: PreTrainedTokenizerBase) -> set[str]:
-    """The names of the parts of a fast tokenizer's decoder."""
-    decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
-    if decoder is None:
-        return set()
-    kinds = {type(decoder).__name__}
-    try:
-        waiting = [json.loads(decoder.__getstate__())]
-    except (AttributeError, TypeError, ValueError):  # a decoder written in Python shows no parts
-        return kinds
-    while waiting:
-        part = waiting.pop()
-        if isinstance(part, dict):
-            kinds.add(str(part.get("type")))
-            waiting += part.values()
-        elif isinstance(part, list):
-            waiting += part
-    return kinds
-
-
-@functools.cache
-def _byte_level_alphabet() -> dict[str, int]:
-    """Character -> byte in byte-level vocabularies (GPT-2's): printable Latin-1 is itself, the rest is U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
+    def _ends_after(self, before: str, whole: str) -> bool:
+        """Whether a string ends in what ``whole`` has after ``before``, or otherwise."""
+        before, whole = before.rstrip(INCOMPLETE), whole.rstrip(INCOMPLETE)
+        same = len(before) if whole.startswith(before) else len(os.path.commonprefix([before, whole]))
+        return any(whole.find(string, max(same - len(string) + 1, 0)) >= 0 for string in self.strings)
 
 
 def cut_after(text: str, strings: Sequence[str], prompt: str = "") -> str:

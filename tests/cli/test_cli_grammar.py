@@ -9,6 +9,7 @@ import jsonschema
 import pytest
 from specdec.cli import app
 from support.commands import PROMPT, refused, rows
+from support.failing_grammars import let_objects_fail
 from support.grammars import SCHEMAS
 from typer.testing import CliRunner
 
@@ -23,7 +24,7 @@ def test_a_regex(tmp_path):
 
 def test_a_schema_as_json_and_as_a_file(tmp_path):
     schema = json.dumps(SCHEMAS["enum"])
-    (tmp_path / "schema.json").write_text(schema)
+    (tmp_path / "schema.json").write_text(f"\ufeff{schema}")  # as editors on Windows write it
     given, of_file = (rows(PROMPT, "--json-schema", each)[0] for each in (schema, tmp_path / "schema.json"))
     jsonschema.validate(json.loads(given["text"]), SCHEMAS["enum"])
     assert of_file["text"] == given["text"]
@@ -44,6 +45,25 @@ def test_lines_have_grammars_of_their_own(tmp_path, job):
     jsonschema.validate(json.loads(texts[0]), SCHEMAS["array"])
     assert texts[1] in ("yes", "no") and texts[2] == rows(PROMPT, "--max-new-tokens", 5)[0]["text"]
     jsonschema.validate(json.loads(texts[3]), SCHEMAS["tuple"])
+
+
+@pytest.mark.parametrize("job", [False, True])
+def test_a_grammar_that_fails_in_the_middle_of_a_text_fails_its_line_alone(tmp_path, monkeypatch, pair, job):
+    let_objects_fail(monkeypatch, pair[2])
+    lines = [{"prompt": PROMPT, "json_schema": {"type": "object"}}, {"prompt": PROMPT, "max_new_tokens": 5}]
+    path, output = tmp_path / "lines.jsonl", tmp_path / "out.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    more = ("--output", output) if job else ()
+    result = CliRunner().invoke(
+        app, ["generate", "--json", "--device", "cpu", "--batch-file", str(path), *map(str, more)]
+    )
+    found = (output.read_text() if job else result.stdout).splitlines()
+    failed, fine = sorted(map(json.loads, found), key=lambda row: row["id"])
+    assert (failed["finish_reason"], failed["text"]) == ("failed", "{")
+    assert failed["error"].startswith("GrammarError: grammar: Parser Error")
+    assert fine["text"] == rows(PROMPT, "--max-new-tokens", 5)[0]["text"] and "error" not in fine
+    assert failed["status"] == "ERROR" and fine["status"] == "OK"
+    assert result.exit_code == (3 if job else 0) and (job or "prompt 0: GrammarError: grammar:" in result.output)
 
 
 def test_a_chat_answers_in_the_form():

@@ -32,6 +32,17 @@ def test_a_job_on_the_embedded_pair(loaded, tmp_path):
         assert list(line) == list(alone) and line["stats"].items() <= alone["stats"].items()
 
 
+def test_a_line_that_asks_for_too_much_fails_alone_and_says_so(loaded, tmp_path):
+    """In ``status``, too, by which programs choose what to train on."""
+    prompts = [{"prompt": "import os", "max_new_tokens": most} for most in (10**9, 10**30, 3)]
+    file = write_prompts(tmp_path / "p.jsonl", prompts)
+    lines = [json.loads(line) for line in finished(file, tmp_path / "out.jsonl", exit_code=3)]
+    told = {line["id"]: (line["finish_reason"], line["status"], line.get("error", "")) for line in lines}
+    for i in (0, 1):
+        assert told[i][:2] == ("failed", "ERROR") and f"max_new_tokens={prompts[i]['max_new_tokens']}" in told[i][2]
+    assert told[2] == ("length", "OK", "")
+
+
 def test_a_budget_in_bytes(loaded, tmp_path):
     """Too small for two rows of what is asked for; and enough for rows of fewer tokens than one prompt needs."""
     file = write_prompts(tmp_path / "p.jsonl", ["x", "y " * 90])

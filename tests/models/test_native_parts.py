@@ -7,6 +7,7 @@ import copy
 
 import pytest
 import torch
+from specdec import SpeculativeDecoder
 from specdec.models.cached_model import CachedModel
 from specdec.models.linear import with_native_linear
 from specdec.models.native_parts import NativeAngles, NativeGated, NativeRMSNorm, with_native_parts
@@ -146,3 +147,50 @@ def test_parts_that_were_moved_compute_as_the_model_does():
     with torch.inference_mode():
         logits = moved(torch.zeros(2, 3, dtype=torch.int64, device="meta")).logits
     assert logits.shape == (2, 3, model.config.vocab_size)
+
+
+@pytest.mark.parametrize("case", ["llama", "gemma2", "granite", "qwen3", "gpt2", "cohere", "qwen3_5_text"])
+def test_numbers_that_are_changed_later_are_seen(case):
+    """In modules that were exchanged or copied, and in steps that were recorded: with the next text, as a decoder would
+    have it that is made then. Buffers are changed in place."""
+    model = model_of(case)
+    decoder = SpeculativeDecoder(model, num_drafts=0)
+
+    def logits(of: SpeculativeDecoder) -> torch.Tensor:
+        texts = prompts(2, 5, 7)
+        found = of.generate(texts, max_new_tokens=6, output_logits=True, eos_token_id=[]).logits
+        return torch.cat([own[0] for own in found] + [own[1] for own in found])
+
+    for _ in range(4):
+        before = logits(decoder)
+    named = [
+        (module, name) for module in model.modules() for name, value in vars(module).items() if type(value) is float
+    ]
+    kinds = {(type(module).__name__, name) for module, name in named}
+    different = 0
+    for kind in sorted(kinds):
+        changed = [(module, name) for module, name in named if (type(module).__name__, name) == kind]
+        for module, name in changed:
+            setattr(module, name, 3 * getattr(module, name) + 0.1)
+        found, expected = logits(decoder), logits(SpeculativeDecoder(model, num_drafts=0))
+        torch.testing.assert_close(found, expected, msg=f"{kind}")
+        different += not torch.allclose(found, before, atol=1e-4)
+        for module, name in changed:
+            setattr(module, name, (getattr(module, name) - 0.1) / 3)
+    assert different >= 1
+    for name, buffer in model.named_buffers():
+        if name.endswith("inv_freq") and "original" not in name:
+            buffer.mul_(1.5)
+    torch.testing.assert_close(logits(decoder), logits(SpeculativeDecoder(model, num_drafts=0)))
+
+
+def test_names_in_a_configuration_that_are_changed_later_are_seen():
+    """Gemma 2 reads the cap of its logits in each forward."""
+    model = model_of("gemma2")
+    decoder, own = SpeculativeDecoder(model, num_drafts=0), {"max_new_tokens": 4, "output_logits": True}
+    for _ in range(3):
+        before = decoder.generate([[5, 6]], **own).logits[0]
+    model.config.final_logit_softcapping = before.abs().max().item() / 2
+    found = decoder.generate([[5, 6]], **own).logits[0][0]
+    assert found.abs().max() < before.abs().max() / 2
+    torch.testing.assert_close(found, SpeculativeDecoder(model, num_drafts=0).generate([[5, 6]], **own).logits[0][0])

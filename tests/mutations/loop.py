@@ -18,6 +18,23 @@ K = "tests/loop/test_draft_length.py"
 
 MUTATIONS: list[Mutation] = [
     *mutations(
+        "python/specdec/sampling/grammar_masks.py",
+        "tests/loop/test_grammar_failures.py",
+        {
+            "grammar-state-after-drafts-is-kept": ("self._matcher = None  # it has followed drafts", "pass"),
+        },
+    ),
+    *mutations(
+        "python/specdec/loop/batch.py",
+        "tests/loop/test_grammar_failures.py",
+        {
+            "grammar-fails-where-no-text-goes": (
+                "len(report.tokens) > failure.after",
+                "len(report.tokens) >= failure.after",
+            )
+        },
+    ),
+    *mutations(
         "python/specdec/loop/step.py",
         SAMPLED,
         {

@@ -23,8 +23,8 @@ MUTATIONS: list[Mutation] = [
         "python/specdec/stopping.py",
         "tests/test_stopping.py",
         {
-            "stop-is-found-where-it-comes-last": ("for kept in range(1, new + 1):", "for kept in range(new, 0, -1):"),
-            "stop-counts-characters-of-bytes": ("len(s) if self._read.in_characters else len(s.encode())", "len(s)"),
+            "stop-is-found-where-it-comes-last": ("for n in range(1, new + 1) if", "for n in range(new, 0, -1) if"),
+            "stop-is-found-in-the-prompt-again": ("max(same - len(string) + 1, 0)", "0"),
             "cut-misses-what-began-in-the-prompt": (
                 "whole.find(string, max(len(prompt) - len(string) + 1, 0))",
                 "whole.find(string, len(prompt))",

@@ -40,11 +40,12 @@ def test_results_of_a_job_follow_their_prompts(tmp_path, tokenizer):
     """In the order in which they ended; a failed one is left out."""
     rows = [{"id": "a", "prompt": 1, "text": " = 1", "status": "OK"},
             {"id": 0, "prompt": 0, "text": "", "status": "too long"},
+            {"id": 3, "prompt": 0, "text": "half", "status": "ERROR", "finish_reason": "failed"},
             {"id": 2, "prompt": 2, "text": "", "status": "OK"}]  # fmt: skip
     path = lines(tmp_path / "x.jsonl", *rows)
     assert read_documents(path, tokenizer, ["import", "x", "y"]) == ["x = 1", "y"]
     with pytest.raises(
-        ValueError, match="^data: got line 3 .*the text of prompt 2, allowed: those of the prompts given, 2"
+        ValueError, match="^data: got line 4 .*the text of prompt 2, allowed: those of the prompts given, 2"
     ):
         read_documents(path, tokenizer, ["import", "x"])
     with pytest.raises(ValueError, match="^data: got line 1 .*the text of prompt 1, allowed: .*given, 0"):

@@ -189,7 +189,7 @@ def generate(
         page.finish()
     else:
         _print_texts(decoded, loaded, text.verbose)
-    print_troubles(decoded.drafter_error, [each.status for each in decoded.sequences], text.num_return_sequences)
+    print_troubles(decoded.drafter_error, decoded.sequences, text.num_return_sequences)
     if trace is not None:
         trace.print_operations()
     if not shown.as_json:

@@ -99,7 +99,7 @@ class LocalTalk(Talk):
         of = result.stats
         (sequence,) = result.sequences
         self.totals.add(Totals(1, of.emitted, of.seconds["total"], of.steps, of.drafted, of.accepted, of.tested))
-        print_troubles(result.drafter_error, [sequence.status])
+        print_troubles(result.drafter_error, result.sequences)
         print_stats(of, [sequence.produced_by], s.verbose, with_speed=True, nodes=self._decoder.nodes)
 
     def chosen(self) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from ..decoder import Decoded, SpeculativeDecoder
 from ..loop.sequence import Output, Request
+from ..sampling.grammar_masks import GrammarError
 from ..serving.scheduler import Scheduler
 
 GROWTH = 1024  # tokens: the caches are made anew, and the whole prompt is read, once a text needs that many more
@@ -44,7 +45,7 @@ class OneRow:
         except BaseException:  # an interrupt, perhaps, after which there may be half a text in the row
             self._scheduler = None
             raise
-        if sequence.exception is not None:
+        if sequence.exception is not None and not isinstance(sequence.exception, GrammarError):
             raise sequence.exception
         if (error := scheduler.drafter_error) is not None:
             self._scheduler = None  # the next text gets a new session of it

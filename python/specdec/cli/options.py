@@ -85,7 +85,7 @@ class StopOptions:
         if given is None or given.lstrip().startswith("{"):
             return given
         try:
-            return Path(given).read_text(encoding="utf-8")
+            return Path(given).read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError):
             refuse("--json-schema", repr(given), "a JSON Schema that begins with {, or a file of one")
 

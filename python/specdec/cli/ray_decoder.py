@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..jobs.lines import KEYS, STANDARD_INPUT, JobLine, LineReader, LineSettings
 from ..jobs.output import COUNTS, COUNTS_BY_POSITION
-from ..jobs.result_line import LOG_PROB_KEYS
+from ..jobs.result_line import ERROR, LOG_PROB_KEYS
 from ..jobs.run import RequestMaker, result_of
 from ..loop.sequence import Sequence
 from ..serving.engine import Engine, EngineStopped
@@ -173,7 +173,8 @@ class Decoder:
                 given["logit_bias"] = json.loads(given["logit_bias"])
             line = self._reader.read_given(given, 0)
         except ValueError as error:
-            return {"text": "", "token_ids": [], "produced_by": [], "finish_reason": "failed", "error": str(error)}
+            failed = {"finish_reason": "failed", "status": ERROR, "error": str(error)}
+            return {"text": "", "token_ids": [], "produced_by": [], **failed}
         result = await self._lines.result(line)
         return result | {name: json.dumps(result[name]) for name in AS_JSON if name in result}
 

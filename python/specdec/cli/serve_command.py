@@ -171,7 +171,7 @@ def read_keys(given: list[str] | None, file: Path | None) -> tuple[str, ...]:
     keys = list(given or [])
     if file is not None:
         try:
-            found = file.read_text().split()
+            found = file.read_text("utf-8-sig").split()
         except (OSError, UnicodeDecodeError) as error:
             refuse("--api-key-file", f"{str(file)!r} ({type(error).__name__})", "a readable text file")
         if not found:

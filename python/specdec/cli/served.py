@@ -113,7 +113,7 @@ def make_service(
 def read_template(file: Path) -> dict[str, Any]:
     """The response template in a file, which may be a tokenizer's configuration. Refuses what is none."""
     try:
-        told = json.loads(file.read_text("utf-8"))
+        told = json.loads(file.read_text("utf-8-sig"))
     except (OSError, ValueError) as error:
         refuse("--response-template", f"{str(file)!r} ({type(error).__name__})", "a readable file of JSON")
     template = told.get("response_template", told) if isinstance(told, dict) else None

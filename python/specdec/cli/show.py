@@ -16,11 +16,10 @@ from .terminal import remark, write
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from specdec_kernels import Status
-
     from ..evaluation.compare import Comparison, Spread
     from ..evaluation.near_ties import Difference
     from ..loop.sequence import Output
+    from ..loop.sequence import Sequence as Decoded
     from ..result import Producer
     from ..stats import Stats
 
@@ -108,13 +107,13 @@ def print_stats(
     remark(f"{stats.emitted} tokens in {stats.steps} steps{speed}: {ratios(stats)}", "dim")
 
 
-def print_troubles(drafter_error: str | None, statuses: Sequence[Status], texts_per_prompt: int = 1) -> None:
-    """On stderr: why the drafter was dropped, and which texts ended because of their logits."""
+def print_troubles(drafter_error: str | None, texts: Sequence[Decoded], texts_per_prompt: int = 1) -> None:
+    """On stderr: why the drafter was dropped, and which texts ended because of their logits or their grammars."""
     if drafter_error is not None:
         print_drafter_error(drafter_error)
-    for i, status in enumerate(statuses):
-        if status:
-            remark(f"Warning: prompt {i // texts_per_prompt}: {status.name}", "red")
+    for i, text in enumerate(texts):
+        if text.status or text.error is not None:
+            remark(f"Warning: prompt {i // texts_per_prompt}: {text.error or text.status.name}", "red")
 
 
 def print_drafter_error(error: str) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from specdec_kernels import check_drafts
 
-from ..checks import refuse
+from ..checks import is_failure, refuse
 from ..models.compiled import NotCompiled
 from ..result import error_text
 from .protocol import BatchState, Drafter, Drafts, DraftSession, Step
@@ -75,8 +75,8 @@ class GuardedSession:
     def _guarded(self, call: Callable[[], T]) -> T | None:
         try:
             return call()
-        except Exception as error:  # a drafter can raise anything, and the text does not need it
-            if self.raising or isinstance(error, NotCompiled):
+        except BaseException as error:  # a drafter can raise anything, and the text does not need it
+            if self.raising or isinstance(error, NotCompiled) or not is_failure(error):
                 raise
             self._session, self.error = None, error_text(error)
             # The error's own text is left to its traceback: it may quote a prompt, and a server's log leaves it out.

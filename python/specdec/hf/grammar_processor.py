@@ -20,6 +20,8 @@ class GrammarProcessor(LogitsProcessor):
         grammar: made by a ``GrammarCompiler`` for the model.
         prompt_length: tokens of the prompts with their padding, which are no part of the text.
 
+    In transformers' own loop a GrammarError ends the whole batch, where a grammar fails in the middle of a text.
+
     Example:
         >>> import specdec
         >>> from specdec.hf.grammar_processor import GrammarProcessor
@@ -46,6 +48,8 @@ class GrammarProcessor(LogitsProcessor):
                 masks.begin(row, self.grammar)
                 masks.follow(row, text)
         words = masks.after(masks.send(input_ids[:, :0].cpu()))[:, 0]
+        if masks.failures:
+            raise min(masks.failures.items())[1].error
         bits = (words[:, :, None] >> torch.arange(32, dtype=torch.int32)) & 1
         allowed = bits.flatten(1)[:, : scores.shape[1]].bool().to(scores.device)
         return cast(torch.FloatTensor, scores.masked_fill(~allowed, -torch.inf))

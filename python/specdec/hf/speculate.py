@@ -244,6 +244,8 @@ class Speculator:
         if faults := {b: s & Status.TARGET_FAULTS for b, s in enumerate(result.status) if s & Status.TARGET_FAULTS}:
             names = ", ".join(f"{b}: {status.name}" for b, status in faults.items())
             warnings.warn(f"sequences ended where their logits are no distribution ({names})", RuntimeWarning, 2)
+        if errors := {b: error for b, error in enumerate(result.errors) if error is not None}:
+            warnings.warn(f"sequences ended where their grammars failed ({errors})", RuntimeWarning, 2)
         if not config.return_dict_in_generate:
             return result.sequences
         return _output(result, processors, length, wants["output_scores"], wants["output_logits"])

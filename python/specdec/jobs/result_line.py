@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 KEYS = ("id", "prompt", "text", "token_ids", "produced_by", "finish_reason", "status", "stats")  # in this order
 LOG_PROB_KEYS = ("log_probs", "raw_log_probs", "top_log_probs", "prompt_log_probs")
 OPTIONAL_KEYS = (*LOG_PROB_KEYS, "error")  # after them, in this order: what was asked for, and a failed line's error
+ERROR = "ERROR"  # the status of a text that an exception ended, which ``error`` names
 _LEAST = -9999.0  # of a probability of 0, as in OpenAI's interface: JSON has no infinity
 
 
@@ -44,7 +45,7 @@ def result_line(
         "token_ids": tokens,
         "produced_by": [str(producer) for producer in decoded.produced_by],
         "finish_reason": str(reason),
-        "status": decoded.status.name,
+        "status": decoded.status.name if decoded.exception is None else ERROR,
         "stats": dict(stats),
         **log_prob_fields(decoded),
     }

@@ -19,6 +19,7 @@ from transformers import LogitsProcessorList
 
 from specdec_kernels import Rule
 
+from ..checks import is_failure
 from ..drafters.guard import GuardedSession
 from ..drafters.protocol import BatchState, Drafter
 from ..models.cached_model import CachedModel
@@ -187,7 +188,9 @@ class Batch:
         sequence = self._unread[0]
         try:
             count = self._read_part(sequence)
-        except Exception as error:  # from the forward of this prompt alone
+        except BaseException as error:  # from the forward of this prompt alone
+            if not is_failure(error):
+                raise
             sequence.fail(error)
             self.finish(sequence)
             count = 0
@@ -306,7 +309,7 @@ class Batch:
                     self._read()
         except BaseException as error:  # in a forward of all rows, or an interrupt: the rows' state is now unknown
             self._fail(error)
-            if not isinstance(error, Exception):
+            if not is_failure(error):
                 raise
         self.timer.lap("loop")
         outputs, self._outputs = self._outputs, []
@@ -487,7 +490,7 @@ class Batch:
     def _take(self, step: _Launched) -> None:
         """Applies a step's report to the sequences that had not ended before the step."""
         result, results = step.report.result, []
-        errors = self.state.processors.errors | self.state.grammars.errors
+        errors, grammars = self.state.processors.errors, self.state.grammars
         for row, (sequence, report) in enumerate(zip(step.sequences, step.report.read(), strict=True)):
             if sequence is None or not sequence.live:
                 continue
@@ -495,11 +498,18 @@ class Batch:
             try:
                 if (error := errors.get(row)) is not None:
                     raise error
+                failure = grammars.failures.get(row)
+                reached = failure is not None and len(report.tokens) > failure.after
+                report = report.cut(failure.after) if failure is not None and reached else report
                 emitted, accepted = sequence.take(report, result.drafts.forwards)
                 tokens = sequence.text[len(sequence.text) - emitted :]
-                if sequence.live:
-                    self.state.grammars.follow(row, tokens)
-            except Exception as error:  # from its processors, grammar or stop, so it concerns no other sequence
+                if sequence.live and failure is not None and reached:
+                    sequence.fail(failure.error)
+                elif sequence.live:
+                    grammars.follow(row, tokens)
+            except BaseException as error:  # from its processors or its stop, so it concerns no other sequence
+                if not is_failure(error):
+                    raise
                 sequence.fail(error)
                 self.finish(sequence)
                 continue

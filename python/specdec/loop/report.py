@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from specdec_kernels import SpeculativeStep, TreeStep
+from specdec_kernels import SpeculativeStep, Status, TreeStep
 
 from ..drafters.protocol import Drafts, Step
 from ..models.tree import Tree
@@ -45,6 +45,12 @@ class RowReport(NamedTuple):
     # [D + 1, w] float64: of each emitted token, under the distribution that it was drawn from and under the softmax of
     # the model's own logits, and then in rows that were ranked its ``score``. None: not asked for.
     log_probs: torch.Tensor | None
+
+    def cut(self, count: int) -> RowReport:
+        """As if the step had ended after its first ``count`` tokens, which are fewer than it emitted, and drafts. What
+        is wrong with later logits does not count."""
+        known = self.status & ~int(Status.TARGET_FAULTS)
+        return self._replace(tokens=self.tokens[:count], tested=count, num_accepted=count, status=known)
 
 
 def pack(

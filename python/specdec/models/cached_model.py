@@ -16,7 +16,7 @@ from specdec_kernels import native_threads
 from ..checks import refuse
 from .attention import MAX_QUERIES, Mask, Queries, block_mask, choose, dense_mask, seen_slots, with_attention
 from .compiled import CompiledForward, compiled_copy
-from .copied_modules import same_objects
+from .copied_modules import numbers_in, same_objects
 from .free_memory import free_memory
 from .huge_pages import move_to_huge_pages, read_whole
 from .kept_cache import KeptCache
@@ -166,6 +166,7 @@ class CachedModel:
         self._compile = compile
         self._compiled: CompiledForward | None = None
         self._inside: list[object] = []
+        self._numbers: tuple[object, ...] = ()
         self._kept = KeptCache()
         self._take_attention()
 
@@ -405,13 +406,15 @@ class CachedModel:
 
     def _take_attention(self) -> None:
         """Replaces the attention, and linear and recurrent layers, in a copy of the model. Looked at for every cache,
-        because an adapter that was added in between has put other modules into the model."""
+        because an adapter that was added in between has put other modules into the model, and a number of a module may
+        have been changed."""
         modules = list(self.model.modules())
         weights = [x for m in modules for x in (*m._parameters.values(), *m._buffers.values()) if x is not None]
-        inside = [*modules, *weights, *(module.training for module in modules), *(x.dtype for x in weights)]
-        if changed := not same_objects(inside, self._inside):
+        inside = [*modules, *weights, *(x.dtype for x in weights)]
+        numbers = numbers_in(modules)
+        if changed := not same_objects(inside, self._inside) or numbers != self._numbers:
             check_evaluating(self.model, self.name)
-            self._inside = inside
+            self._inside, self._numbers = inside, numbers
         if self._compile:
             self._steps, self._compiled = compiled_copy(self.model, self.cache_dtype)
             self._prompts = self._steps

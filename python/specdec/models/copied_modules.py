@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FunctionType
 from typing import Any, TypeVar, cast
 
+import torch
 from torch import nn
+from transformers import PreTrainedConfig
 
 M = TypeVar("M", bound=nn.Module)
+_PLAIN = {bool, int, float, str, torch.dtype}
 
 
 def with_modules(model: M, other: Callable[[nn.Module], nn.Module | None]) -> M:
@@ -35,6 +38,14 @@ def _copied(module: M, other: Callable[[nn.Module], nn.Module | None], done: dic
                 copied._modules = children
         done[id(module)] = copied
     return cast(M, done[id(module)])
+
+
+def numbers_in(modules: Iterable[nn.Module]) -> tuple[object, ...]:
+    """The numbers, names and the like that modules and their configurations have as attributes, of which copies of them
+    have their own: the scale of an attention, the epsilon of a norm."""
+    own = [vars(module) for module in modules]
+    configs = {id(c): vars(c) for attributes in own if isinstance(c := attributes.get("config"), PreTrainedConfig)}
+    return tuple(value for part in (*own, *configs.values()) for value in part.values() if type(value) in _PLAIN)
 
 
 def same_objects(first: Sequence[object], second: Sequence[object]) -> bool:

@@ -9,7 +9,7 @@ import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 from transformers.generation import logits_process as theirs
 
-from ..checks import refuse
+from ..checks import is_failure, refuse
 
 # These remember earlier calls, so a second call for the same position, as after a rejection, would change the text.
 _STATEFUL = ("SynthIDTextWatermarkLogitsProcessor", "UnbatchedClassifierFreeGuidanceLogitsProcessor")
@@ -88,7 +88,7 @@ class Processors:
 
     def __init__(self, size: int, vocab_size: int):
         self.of_rows = [LogitsProcessorList() for _ in range(size)]
-        self.errors: dict[int, Exception] = {}
+        self.errors: dict[int, BaseException] = {}
         self.vocab_size = vocab_size
 
     def __bool__(self) -> bool:
@@ -166,7 +166,9 @@ class Processors:
         ids = torch.tensor([text], device=logits.device)
         try:
             logits[b, row] = self._processed(self.of_rows[b], ids, logits[b, row][None], d2t)
-        except Exception as error:  # whatever it is, it concerns only this sequence
+        except BaseException as error:  # whatever it is, it concerns only this sequence
+            if not is_failure(error):
+                raise
             self.errors[b] = error
             return False
         return True

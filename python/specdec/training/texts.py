@@ -65,7 +65,7 @@ def _rows(path: Path) -> Iterator[tuple[str, Any]]:
         elif path.suffix == ".jsonl":
             yield from _lines(path)
         else:
-            yield repr(str(path)), path.read_text(encoding="utf-8")
+            yield repr(str(path)), path.read_text(encoding="utf-8-sig")
     except OSError as error:
         refuse("data", f"{str(path)!r} ({error.strerror or error})", "a file that can be read")
     except UnicodeDecodeError:
@@ -73,7 +73,7 @@ def _rows(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _lines(path: Path) -> Iterator[tuple[str, Any]]:
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8-sig") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
@@ -121,7 +121,8 @@ def _text(place: str, row: Any, tokenizer: Callable[[], PreTrainedTokenizerBase]
     if "text" in row and type(number := row.get("prompt")) is int:  # a job's result
         if not 0 <= number < len(prompts):
             refuse("data", f"{place}, the text of prompt {number}", f"those of the prompts given, {len(prompts)}")
-        return "" if row.get("status") != "OK" else prompts[number] + _string(place, "text", row["text"])
+        failed = row.get("status") != "OK" or row.get("finish_reason") == "failed"
+        return "" if failed else prompts[number] + _string(place, "text", row["text"])
     if "text" in row:
         return _string(place, "text", row["text"])
     if "messages" in row:

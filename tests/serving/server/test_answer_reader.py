@@ -40,6 +40,7 @@ PARTS = {
         THOUGHT,
         f"<tool_call>{JSON_CALL}</tool_call>",
         "<tool_call>{]</tool_call>",
+        '<tool_call>{"<a"]</tool_call>',
         "<tool_call>",
         "</tool",
         "<|im_end|>",
@@ -109,6 +110,18 @@ def test_forms(pair):
 
     called = [("f", {"a": 1, "b": "€ </tool_call"})]
     assert read(TEMPLATE, f"{THOUGHT}Look.\n<tool_call>\n{JSON_CALL}\n</tool_call>\n ") == ("Look.", "a\n\nb", called)
+    for marked in ("</tool_call>", "<tool_call>", 'a \\" </tool_call>\n<tool_call>', "</think><|im_end|>"):
+        value = marked.replace("\n", "\\n")
+        call = f'<tool_call>\n{{"name": "f", "arguments": {{"b": "{value}", "{value}": "<"}}}}\n</tool_call>'
+        key = json.loads(f'"{value}"')
+        assert read(TEMPLATE, f"Look.\n{call}\n{call}") == ("Look.", "", [("f", {"b": key, key: "<"})] * 2)
+    # A string that does not end in its line is none, and hides no end.
+    broken = '<tool_call>{"name": "f", "b": "x </tool_call> y\n}}'
+    assert read(TEMPLATE, f"{broken}</tool_call>\n<tool_call>{JSON_CALL}</tool_call>") == (
+        f"{broken.removeprefix('<tool_call>')}",
+        "",
+        called,
+    )
     assert read(TEMPLATE, "a\n<tool_call>[]</tool_call>\n b") == ("a\n[]\n b", "", [])
     opened = "<|im_start|>assistant\n<think>\nSo"
     assert read(TEMPLATE, " be it</think>Yes", opened) == ("Yes", " be it", [])

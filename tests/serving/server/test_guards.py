@@ -159,6 +159,19 @@ def test_json_passes_as_it_is():
     run(test)
 
 
+def test_a_byte_order_mark_before_the_body_is_no_part_of_it():
+    """Clients on Windows send it. One is, inside of a text or before another one."""
+    content, kind = b"\xef\xbb\xbf" + json.dumps({"a": "\ufeff"}).encode(), {"Content-Type": "application/json"}
+
+    async def test(client):
+        answer = await client.post("/body", content=content, headers=kind)
+        assert answer.json()["body"] == {"a": "\ufeff"}
+        answer = await client.post("/body", content=content[:3] + content, headers=kind)
+        assert answer.status_code == 400 and error_of(answer)["code"] == "invalid_json"
+
+    run(test)
+
+
 def test_other_content_types_are_refused():
     async def test(client):
         async def status(**headers):

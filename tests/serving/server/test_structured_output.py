@@ -8,10 +8,12 @@ import json
 import re
 from typing import Literal
 
+import httpx
 import jsonschema
 import openai
 import pytest
 from pydantic import BaseModel, Field
+from support.failing_grammars import let_objects_fail
 from support.grammars import SCHEMAS
 
 PROMPT = "class Stack:\n    def push(self, item):"
@@ -129,3 +131,27 @@ def test_a_grammar_that_leaves_no_token_is_told(served):
 
     (answer,) = gathered(served, [call])  # -100 is finite, so this is allowed
     assert re.fullmatch("[0-9]", answer.choices[0].text)
+
+
+def test_a_grammar_that_fails_in_the_middle_of_a_text_fails_its_request_alone(served, monkeypatch):
+    """It came with the request, so it is no error of the server; nor is it after text was streamed."""
+    let_objects_fail(monkeypatch, served.service.tokenizer)
+    failing = {**ASKED, **a_schema({"type": "object"}), "temperature": 0}
+    plain = {**ASKED, "max_tokens": 20}
+    expected = httpx.post(f"{served.url}/v1/completions", json=plain).json()["choices"][0]["text"]
+
+    async def main() -> list[httpx.Response]:
+        async with httpx.AsyncClient(base_url=served.url, timeout=60) as client:
+            bodies = [failing, {**failing, "stream": True}, {**failing, "n": 2}, plain]
+            return await asyncio.gather(*(client.post("/v1/completions", json=body) for body in bodies))
+
+    whole, streamed, two, fine = asyncio.run(main())
+    assert fine.json()["choices"][0]["text"] == expected
+    for answer in (whole, two):
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert error["type"] == "invalid_request_error" and error["code"] == "grammar"
+        assert error["message"].startswith("the text failed in the middle: grammar: Parser Error")
+    first, *_, last, done = (event.removeprefix("data: ") for event in streamed.text.strip().split("\n\n"))
+    assert streamed.status_code == 200 and json.loads(first)["choices"][0]["text"] == "{"
+    assert json.loads(last) == whole.json() and done == "[DONE]"

@@ -25,6 +25,7 @@ SAYS = {
     3: f"{CALL}\n{CALL.replace('Köln', 'Bonn')}",
     4: '<tool_call>{"name": weather}</tool_call>',
     5: "Not <|im_end|>shown",
+    6: CALL.replace("Köln", "a </tool_call> b") + CALL,
 }
 ASKED = [{"role": "user", "content": "How is it in Köln?"}]
 
@@ -70,6 +71,28 @@ class Chat:
 def chat(pair, monkeypatch) -> Iterator[Chat]:
     with saying(monkeypatch, pair[2], SAYS) as (url, service):
         yield Chat(url, service)
+
+
+def test_the_end_of_a_call_is_none_inside_of_its_strings(chat):
+    for fields in ({}, {"parallel_tool_calls": False}):
+        choice = chat.ask(6, tools=[WEATHER], **fields).choices[0]
+        towns = [json.loads(call.function.arguments)["town"] for call in choice.message.tool_calls]
+        assert towns == ["a </tool_call> b", "Köln"][: None if not fields else 1] and not choice.message.content
+
+
+@pytest.mark.parametrize("arguments", ["", " \n"])
+def test_a_call_without_arguments_may_have_an_empty_text(chat, arguments):
+    """As clients send it for functions that take none. The chat template gets an object."""
+    call = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": arguments}}
+    said = [{"role": "assistant", "content": None, "tool_calls": [call]}]
+    said.append({"role": "tool", "tool_call_id": "c", "content": "mild"})
+    answer = chat.create(2, messages=[*ASKED, *said], tools=[WEATHER])
+    call["function"]["arguments"] = "{}"
+    assert answer.usage.prompt_tokens == chat.create(2, messages=[*ASKED, *said], tools=[WEATHER]).usage.prompt_tokens
+    call["function"]["arguments"] = "["
+    assert "a JSON object" in chat.refused(
+        "messages[1].tool_calls[0].function.arguments", messages=[*ASKED, *said], tools=[WEATHER]
+    )
 
 
 def test_a_round_trip(chat):

@@ -14,6 +14,7 @@ from ...detokenize import Detokenizer, IncrementalText
 from ...loop.sequence import Output, Request
 from ...loop.sequence import Sequence as Decoded
 from ...result import FinishReason, Producer, TokenLogProb
+from ...sampling.grammar_masks import GrammarError
 from ..engine import EngineStopped
 from ..scheduler import QueueFull
 from .errors import ApiError
@@ -153,7 +154,9 @@ class DecodedText:
             kind = None if error is None else error.partition(":")[0]  # the rest may quote the request
             log.warning("a text failed", extra={"facts": {"status": self.ended.status.name, "error": kind}})
             why = "the model's logits define no distribution" if error is None else "it could not be decoded"
-            if self.request.grammar is not None and (kind == "ValueError" or Status.TARGET_EMPTY in self.ended.status):
+            if isinstance(self.ended.exception, GrammarError):  # of a schema that came with the request
+                raise ApiError(400, f"the text failed in the middle: {self.ended.exception}", "grammar")
+            if self.request.grammar is not None and Status.TARGET_EMPTY in self.ended.status:
                 raise ApiError(500, "the text failed: its grammar allows no token that the model may emit", "grammar")
             raise ApiError(500, f"the text failed: {why}", "decoding_failed")
 

@@ -11,6 +11,7 @@ from ...checks import refuse
 from ...detokenize import Detokenizer
 from .answer_reader import CALLS, CONTENT, REASONING, AnswerReader, Field
 from .call_grammar import JSON_ALONE, CallForm, CallGrammar, Marks, call_form, marks_of
+from .call_parser import CallParser
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -71,7 +72,11 @@ class AnswerForm:
 
     def reader(self, prompt: str, tools: Sequence[Mapping[str, Any]]) -> AnswerReader:
         """Reads an answer to ``prompt``, which may have begun it. Arguments get the types that ``tools`` say."""
-        return AnswerReader(self._parser(prompt, tools), self.fields)
+        parser = self._parser(prompt, tools)
+        if self.call_form is not None and self.call_form.marks is not None:
+            calls = [name for name, field in self.fields.items() if field.to == CALLS]
+            parser = CallParser(parser, calls, self.call_form.marks)
+        return AnswerReader(parser, self.fields)
 
     def call_grammar(
         self, prompt: str, schemas: Sequence[tuple[str, Mapping[str, Any]]], required: bool, parallel: bool

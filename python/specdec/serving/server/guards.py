@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import hashlib
 import hmac
 import math
@@ -122,9 +123,10 @@ class Guards:
                 raise self._too_large(f"more than {self.settings.max_body_bytes}")
             if not message.get("more_body", False):
                 break
+        whole = bytes(body).removeprefix(codecs.BOM_UTF8)  # which some clients send, on Windows
         if posted:
-            check_json(bytes(body))
-        return bytes(body)
+            check_json(whole)
+        return whole
 
     def _too_large(self, given: str) -> ApiError:
         told = f"the body: got {given[:20]} bytes, allowed: {self.settings.max_body_bytes}"

@@ -16,12 +16,12 @@ import transformers
 from specdec_kernels import __version__
 
 from ...detokenize import Detokenizer
-from ...stopping import TokenBytes
 from .dialect import Dialect
 from .lanes import Lanes
 from .metrics import Metrics
 from .server_settings import ServerSettings
 from .structured_output import Grammars
+from .token_bytes import TokenBytes
 from .token_names import TokenNames
 
 if TYPE_CHECKING:

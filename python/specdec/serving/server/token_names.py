@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...result import TokenLogProb
-from ...stopping import TokenBytes
 from .decoded_text import Token
+from .token_bytes import TokenBytes
 
 LOWEST = -9999.0  # OpenAI's number for tokens that cannot occur; JSON has no -inf
 
@@ -36,10 +36,7 @@ class TokenNames:
         return {
             "tokens": names,
             "token_logprobs": [None if t.scores is None else _finite(t.scores.log_prob) for t in tokens],
-            "top_logprobs": [
-                None if token.scores is None else self._top(name, token.scores)
-                for name, token in zip(names, tokens, strict=True)
-            ],
+            "top_logprobs": [None if token.scores is None else self._top(token.id, token.scores) for token in tokens],
             "text_offset": [token.start for token in tokens],
         }
 
@@ -70,17 +67,24 @@ class TokenNames:
         return found
 
     def _completion_name(self, token: int) -> str:
-        return self.text(token, "bytes:")
+        return self.text(token, "bytes:") or _by_id(token)
 
-    def _top(self, name: str, scores: TokenLogProb) -> dict[str, float]:
-        top: dict[str, float] = {}
-        for token, value in scores.top:
-            top.setdefault(self._completion_name(token), _finite(value))
-        top.setdefault(name, _finite(scores.log_prob))
+    def _top(self, drawn: int, scores: TokenLogProb) -> dict[str, float]:
+        """By name: of several tokens with one text, the one that was drawn has it, or else the most likely one."""
+        top, own = {}, self._completion_name(drawn)
+        for token, value in dict([*scores.top, (drawn, scores.log_prob)]).items():
+            name = self._completion_name(token)
+            taken = name in top or name == own and token != drawn
+            top[_by_id(token) if taken else name] = _finite(value)
         return top
 
     def _chat_entry(self, token: int, log_prob: float) -> dict[str, Any]:
         return {"token": self.text(token), "logprob": _finite(log_prob), "bytes": list(self.bytes(token))}
+
+
+def _by_id(token: int) -> str:
+    """The name of a token without text, such as a row of the output without a token; vLLM writes it in this way."""
+    return f"token_id:{token}"
 
 
 def _finite(log_prob: float) -> float:
