@@ -6,6 +6,7 @@ import functools
 
 import torch
 
+from ..forks import survive_forks
 from ..ops import handle
 from ..types import Backend
 
@@ -71,6 +72,7 @@ def _loaded(stem: str, backend: str, device_type: str) -> str:
         raise RuntimeError(f"backend {backend!r} cannot run here: {reason}")
     match backend:
         case Backend.REFERENCE:
+            survive_forks()
             from . import reference, reference_recurrent, reference_tree  # noqa: F401  register the operations
 
             return "_reference"
