@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..checks import refuse
-from .gguf_fields import wrong_fields
+from .gguf_fields import wrong_keys
 from .gguf_header import StoredTensor, read_header
 
 # Dense decoders, of which tests/models/test_gguf_model.py loads one each. Mistral's files say llama.
@@ -92,7 +92,7 @@ def read_gguf(path: str | os.PathLike, name: str = "path") -> GgufFile:
 
 
 def _troubles(file: GgufFile) -> Iterator[str]:
-    yield from wrong_fields(file.metadata, len(file.tensors))
+    yield from wrong_keys(file.metadata, len(file.tensors))
     parts = file.metadata.get("split.count", 1)
     if parts > 1:
         yield f"one of {parts} files of a model (split.count); llama-gguf-split --merge joins them"

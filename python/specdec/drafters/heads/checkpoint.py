@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from ...checks import refuse
+from .fields import OF_HEADS, check_fields, without_nulls
 
 # Tables that older files have beside their weights, and that are computed.
 _COMPUTED = re.compile(r"(^|\.)rotary_emb\.inv_freq$")
@@ -41,6 +42,7 @@ class Checkpoint:
 
         Raises:
             OSError: names what is missing or cannot be read.
+            ValueError: names the entry of config.json.
         """
         folder = Path(path).expanduser()
         if not folder.is_dir():
@@ -51,6 +53,8 @@ class Checkpoint:
             raise OSError(f"path: cannot read config.json of {str(path)!r}: {error}") from error
         if not isinstance(config, dict):
             raise OSError(f"path: config.json of {str(path)!r} has no object")
+        config = without_nulls(config)
+        check_fields(config, OF_HEADS)
         files = sorted(folder.glob("*.safetensors"))
         if not files:
             legacy = sorted(f.name for f in folder.iterdir() if f.suffix in (".bin", ".pt", ".pth"))
