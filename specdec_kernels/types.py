@@ -230,6 +230,9 @@ def _check_value(name: str, value: object) -> None:
 
 def _check_values(name: str, values: torch.Tensor) -> None:
     limits = _LIMITS[name]
+    if values.is_meta or values.layout != torch.strided or values.is_nested or values.is_neg():
+        form = "meta" if values.is_meta else str(values.layout).removeprefix("torch.")
+        raise ValueError(f"{name}: got a tensor of {form} or a lazy view, allowed: numbers in memory (resolve_neg())")
     right_dtype = values.dtype in (torch.int32, torch.int64) or values.is_floating_point() and not limits.integer
     if values.dim() > 1 or not right_dtype:
         raise ValueError(

@@ -8,10 +8,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
 from transformers.utils import find_adapter_config_file
 
-from ..checks import refuse
+from ..checks import one_line, refuse
 from .model_folder import CONFIG, hub_or_cache, require_folder
 
 
@@ -19,8 +18,8 @@ def add_adapter(model: Any, adapter: str | os.PathLike) -> None:
     folder = Path(adapter).expanduser()
     try:
         report = model.load_adapter(str(folder), use_safetensors=True)
-    except (OSError, SafetensorError, ValueError, RuntimeError, KeyError, TypeError) as error:
-        raise OSError(f"adapter: cannot load {str(adapter)!r}: {error}") from error
+    except Exception as error:  # peft and transformers raise whatever a broken entry leads to
+        raise OSError(f"adapter: cannot load {str(adapter)!r}: {one_line(error, 600)}") from error
     if absent := sorted(report.missing_keys):
         raise OSError(
             f"adapter: the weights in {str(adapter)!r} lack {len(absent)} tensors, the first is {absent[0]!r}"
