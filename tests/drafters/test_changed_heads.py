@@ -33,7 +33,8 @@ READ = [
 # What is no entry of config.json but named instead: tensors, and the head's format.
 OTHERS = ("path: ", "drafter: ", "fc.", "lm_head.", "layers.", "norm.", "d2t: ", "medusa_head", "input_norm.", "fc_norm.",
           "layer_ids: ", "target_layer_ids: ", "dflash_config.", "eagle_config.", "eagle_aux_hidden_state_layer_ids: ",
-          "dspark_target_layer_ids: ", "embed_tokens.", "hidden_norm.", "choices: ", "target: ", "midlayer.")  # fmt: skip
+          "dspark_target_layer_ids: ", "embed_tokens.", "hidden_norm.", "choices: ", "target: ", "midlayer.",
+          "num_nextn_predict_layers: ")  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

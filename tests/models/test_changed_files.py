@@ -116,3 +116,36 @@ def test_a_dimension_of_0_beside_one_that_no_tensor_has(tmp_path):
     (tmp_path / "model.gguf").write_bytes(whole)
     with pytest.raises(OSError, match=rf"tensor 'token_embd.weight' of the shape \[{2**63}, 0\] has a dimension of 0"):
         load_model(tmp_path / "model.gguf", name="target")
+
+
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory) -> Path:
+    peft, folder = pytest.importorskip("peft"), tmp_path_factory.mktemp("adapter")
+    model = peft.get_peft_model(load_model(EMBEDDED / "draft"), peft.LoraConfig(target_modules=["q_proj"], r=2))
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("value", VALUES_OF)
+def test_adapters(value, adapter, tmp_path):
+    shutil.copytree(adapter, tmp_path / "adapter")
+    file, wrong = tmp_path / "adapter" / "adapter_config.json", {}
+    whole = json.loads(file.read_text())
+    for path in (*entries(whole), ("rank_pattern", "q_proj"), ("alpha_pattern", "q_proj")):
+        file.write_text(json.dumps(changed(whole, path, VALUES[value])))
+        call = lambda: load_model(EMBEDDED / "draft", adapter=tmp_path / "adapter")  # noqa: E731
+        if told := outcome(call, "adapter: ", "path: "):
+            wrong[path] = told
+    assert not wrong
+
+
+@pytest.mark.parametrize("file", ["config.json", "adapter_config.json"])
+@pytest.mark.parametrize("text", ["[" * 200_000, "[]", "3", "", "{", '"x"', "\ufeff{}", "\x00", "null"])
+def test_texts_that_are_no_object(file, text, folder):
+    """Nesting that ends python's stack, too."""
+    (folder / file).write_text(text)
+    told = outcome(lambda: load_model(folder, name="target"), "target: ")
+    assert told is None
+    if text != "\ufeff{}":
+        with pytest.raises((OSError, ValueError)):
+            load_model(folder, name="target")

@@ -11,7 +11,12 @@ from typing import Any
 from transformers.utils import find_adapter_config_file
 
 from ..checks import one_line, refuse
+from ..fields import Number, wrong
 from .model_folder import CONFIG, hub_or_cache, require_folder
+
+
+# Of an adapter's numbers that decide how much peft makes of them before the weights are looked at.
+_RANKS = dict.fromkeys(("r", "lora_rank", "rank", "alpha_rank"), Number(1, 2**14))
 
 
 def add_adapter(model: Any, adapter: str | os.PathLike) -> None:
@@ -50,7 +55,7 @@ def refuse_adapter(name: str, path: str | os.PathLike) -> None:
         found = Path(there)
     try:
         base = json.loads(found.read_bytes()).get("base_model_name_or_path")
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         base = None
     told = "" if base is None else f" (its adapter_config.json says {str(base)!r})"
     refuse(name, f"an adapter, {str(path)!r}", f"the model that it belongs to{told}, with this as the adapter")
@@ -64,3 +69,19 @@ def require_adapter(name: str, path: str | os.PathLike) -> None:
     require_folder(name, path, "adapter_config.json", "adapter_model.safetensors")
     if importlib.util.find_spec("peft") is None:
         raise OSError(f"{name}: cannot load {str(path)!r}: it is an adapter, which takes peft")
+    _check_entries(name, Path(path).expanduser() / "adapter_config.json")
+
+
+def _check_entries(name: str, file: Path) -> None:
+    try:
+        said = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise OSError(f"{name}: cannot read {str(file)!r}: {one_line(error)}") from error
+    if not isinstance(said, dict):
+        raise OSError(f"{name}: cannot read {str(file)!r}: it has no object")
+    patterns = said.get("rank_pattern")
+    ranks = {f"rank_pattern {module!r}": rank for module, rank in patterns.items()} if isinstance(patterns, dict) else {}
+    allowed = {**_RANKS, **dict.fromkeys(ranks, _RANKS["r"])}
+    numbers = {entry: value for entry, value in {**said, **ranks}.items() if isinstance(value, int | float)}
+    for entry, value, may_be in wrong(numbers, allowed):
+        raise OSError(f"{name}: cannot load {str(file.parent)!r}: {entry} is {value}, and has to be {may_be}")

@@ -200,9 +200,9 @@ def _reduced(path: str | os.PathLike) -> PreTrainedConfig | None:
         return None
     try:
         given = json.loads((Path(path).expanduser() / "config.json").read_bytes())
-    except ValueError:
+    except (ValueError, RecursionError):
         return None  # transformers says what is wrong with it
-    if SIZE not in given or "model_type" not in given:
+    if not isinstance(given, dict) or SIZE not in given or "model_type" not in given:
         return None
     config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     names: Any = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES

@@ -49,7 +49,7 @@ class Checkpoint:
             raise OSError(f"path: there is no folder {str(path)!r}")
         try:
             config = json.loads((folder / "config.json").read_text())
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:  # the last for lists in lists in lists
             raise OSError(f"path: cannot read config.json of {str(path)!r}: {error}") from error
         if not isinstance(config, dict):
             raise OSError(f"path: config.json of {str(path)!r} has no object")
@@ -163,6 +163,6 @@ def _listed(folder: Path) -> dict[str, str]:
     for index in folder.glob("*.safetensors.index.json"):
         try:
             listed |= json.loads(index.read_text())["weight_map"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise OSError(f"path: cannot read {str(index)!r}: {error}") from error
     return listed
