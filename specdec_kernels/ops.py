@@ -154,8 +154,8 @@ def _tensors(given: object) -> Iterator[torch.Tensor]:
 
 
 def _fake(name: str, fake: Callable) -> None:
-    """Registers what stands in for an operation where no numbers are. One tensor on meta is enough for the dispatcher to
-    call it, so it refuses those beside others, whose results would have no numbers either."""
+    """Registers what stands in for an operation where no numbers are. One tensor on meta is enough to have
+    it called, so it refuses those beside others, whose results would have no numbers either."""
 
     def on_one_device(*given: object) -> object:
         devices = sorted({str(tensor.device) for tensor in _tensors(given)})

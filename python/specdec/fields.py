@@ -37,7 +37,8 @@ class Kind(NamedTuple):
         return self.words
 
     def fits(self, value: Any) -> bool:
-        return isinstance(value, self.of) and (self.of is not list or all(type(item) in self.items for item in value))
+        items = value if isinstance(value, list) else ()
+        return isinstance(value, self.of) and all(type(item) in self.items for item in items)
 
 
 MOST = 2**31 - 1

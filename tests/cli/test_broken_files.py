@@ -1,4 +1,4 @@
-"""A file that is broken in one entry ends a command with 2 and one message that names option, entry, value and range."""
+"""A file that is broken in one entry ends a command with one message that names option, entry, value and range."""
 
 from __future__ import annotations
 

@@ -31,7 +31,8 @@ READ = [
     *((nested, name) for nested in ("eagle_config", "dflash_config") for name in (*IDS, "norm_output")),
 ]
 # What is no entry of config.json but named instead: tensors, and the head's format.
-OTHERS = ("path: ", "drafter: ", "fc.", "lm_head.", "layers.", "norm.", "d2t: ", "medusa_head", "input_norm.", "fc_norm.",
+OTHERS = ("path: ", "drafter: ", "fc.", "lm_head.", "layers.", "norm.", "d2t: ", "medusa_head", "input_norm.",
+          "fc_norm.",
           "layer_ids: ", "target_layer_ids: ", "dflash_config.", "eagle_config.", "eagle_aux_hidden_state_layer_ids: ",
           "dspark_target_layer_ids: ", "embed_tokens.", "hidden_norm.", "choices: ", "target: ", "midlayer.",
           "num_nextn_predict_layers: ")  # fmt: skip
@@ -75,8 +76,14 @@ def test_null_says_that_there_is_no_entry(tmp_path):
         ({"head_dim": 2**31}, r"config.json: got head_dim 2147483648, allowed: an integer from 0 to 65536"),
         ({"attention_bias": 3}, "config.json: got attention_bias 3, allowed: true or false"),
         ({"eagle_config": [1]}, r"config.json: got eagle_config \[1\], allowed: an object"),
-        ({"eagle_config": {"norm_output": "x"}}, "config.json: got eagle_config.norm_output 'x', allowed: true or false"),
-        ({"rope_scaling": {"rope_type": "linear", "factor": -1}}, "config.json: got rope_scaling.factor -1, allowed: a"),
+        (
+            {"eagle_config": {"norm_output": "x"}},
+            "config.json: got eagle_config.norm_output 'x', allowed: true or false",
+        ),
+        (
+            {"rope_scaling": {"rope_type": "linear", "factor": -1}},
+            "config.json: got rope_scaling.factor -1, allowed: a",
+        ),
     ],
 )
 def test_an_entry_is_named_with_its_value_and_range(more, told, tmp_path):

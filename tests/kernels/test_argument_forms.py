@@ -47,7 +47,8 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
              "allowed": torch.full((B, K + 1, 2), -1, dtype=torch.int32), "masked_drafts": 0},
         ),
         "draft_children": (
-            draft_children, {**step, "logits": torch.randn(B, V), "width": 3, "offset": longs(B), "d2t": torch.arange(V)}
+            draft_children,
+            {**step, "logits": torch.randn(B, V), "width": 3, "offset": longs(B), "d2t": torch.arange(V)},
         ),
         "verify_tree": (
             verify_tree,

@@ -51,7 +51,9 @@ def test_a_size_that_nothing_is_built_of_is_named(folder):
     whole = json.loads((folder / "config.json").read_text())
     for entry in ("num_hidden_layers", "hidden_size", "vocab_size", "num_labels"):
         (folder / "config.json").write_text(json.dumps(whole | {entry: 2**62}))
-        with pytest.raises(ValueError, match=rf"^target: config.json of .* has {entry} {2**62}, allowed: an integer from"):
+        with pytest.raises(
+            ValueError, match=rf"^target: config.json of .* has {entry} {2**62}, allowed: an integer from"
+        ):
             load_model(folder, name="target")
 
 

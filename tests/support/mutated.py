@@ -1,4 +1,4 @@
-"""Files with one entry changed: whatever stands in it, there is a working object or one error that names the argument."""
+"""Files with one entry changed: whatever stands in it, there is a working object or one clear error."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def changed(config: Mapping[str, Any], path: tuple[str, ...], value: Any) -> dic
 
 
 def outcome(call: Callable[[], object], *begins: str) -> str | None:
-    """Returns what is wrong with the way in which ``call`` ends; None: it works, or raises a ValueError or an OSError of
-    moderate length that begins with one of ``begins``, and takes seconds."""
+    """Returns what is wrong with the way in which ``call`` ends; None: it works, or raises a ValueError or an OSError
+    of moderate length that begins with one of ``begins``, and takes seconds."""
     try:
         with _alarm():
             call()

@@ -14,7 +14,6 @@ from ..checks import one_line, refuse
 from ..fields import Number, wrong
 from .model_folder import CONFIG, hub_or_cache, require_folder
 
-
 # Of an adapter's numbers that decide how much peft makes of them before the weights are looked at.
 _RANKS = dict.fromkeys(("r", "lora_rank", "rank", "alpha_rank"), Number(1, 2**14))
 
@@ -80,7 +79,9 @@ def _check_entries(name: str, file: Path) -> None:
     if not isinstance(said, dict):
         raise OSError(f"{name}: cannot read {str(file)!r}: it has no object")
     patterns = said.get("rank_pattern")
-    ranks = {f"rank_pattern {module!r}": rank for module, rank in patterns.items()} if isinstance(patterns, dict) else {}
+    ranks = (
+        {f"rank_pattern {module!r}": rank for module, rank in patterns.items()} if isinstance(patterns, dict) else {}
+    )
     allowed = {**_RANKS, **dict.fromkeys(ranks, _RANKS["r"])}
     numbers = {entry: value for entry, value in {**said, **ranks}.items() if isinstance(value, int | float)}
     for entry, value, may_be in wrong(numbers, allowed):

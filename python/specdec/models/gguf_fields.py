@@ -6,7 +6,20 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..fields import (
-    EPSILON, FLAG, HEADS, MOST, NOT_NEGATIVE, NUMBERS, POSITIVE, SIZE, TEXT, TEXTS, TOKENS, Field, Number, wrong,
+    EPSILON,
+    FLAG,
+    HEADS,
+    MOST,
+    NOT_NEGATIVE,
+    NUMBERS,
+    POSITIVE,
+    SIZE,
+    TEXT,
+    TEXTS,
+    TOKENS,
+    Field,
+    Number,
+    wrong,
 )  # fmt: skip
 
 _ID = Number(-1, 2**32 - 1)  # one that the vocabulary does not have counts as none

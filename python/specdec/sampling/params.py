@@ -52,7 +52,6 @@ def read_bias(logit_bias: Mapping[int, float] | None, banned_tokens: Sequence[in
     return bias
 
 
-
 def _check_token(name: str, token: object, vocab_size: int) -> None:
     if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
         refuse(name, f"id {token!r}", f"ids from 0 to {vocab_size - 1}")

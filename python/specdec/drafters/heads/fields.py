@@ -7,7 +7,20 @@ from typing import Any
 
 from ...checks import refuse
 from ...fields import (
-    EPSILON, FLAG, HEADS, MOST, NOT_NEGATIVE, OBJECT, POSITIVE, SIZE, TEXT, TEXTS, TOKENS, Field, Number, wrong,
+    EPSILON,
+    FLAG,
+    HEADS,
+    MOST,
+    NOT_NEGATIVE,
+    OBJECT,
+    POSITIVE,
+    SIZE,
+    TEXT,
+    TEXTS,
+    TOKENS,
+    Field,
+    Number,
+    wrong,
 )  # fmt: skip
 
 _COUNT = Number(0, 2**16)
@@ -46,7 +59,9 @@ OF_LAYERS: Mapping[str, Field] = {
 _OF_ROPES: Mapping[str, Field] = {
     **dict.fromkeys(("rope_type", "type"), TEXT),
     **dict.fromkeys(("rope_theta", "factor", "partial_rotary_factor"), POSITIVE),
-    **dict.fromkeys(("low_freq_factor", "high_freq_factor", "attention_factor", "beta_fast", "beta_slow"), NOT_NEGATIVE),
+    **dict.fromkeys(
+        ("low_freq_factor", "high_freq_factor", "attention_factor", "beta_fast", "beta_slow"), NOT_NEGATIVE
+    ),
     **dict.fromkeys(("mscale", "mscale_all_dim"), NOT_NEGATIVE),
     "original_max_position_embeddings": TOKENS,
 }
