@@ -101,7 +101,7 @@ def _read(cursor: _Cursor, mapped: mmap.mmap) -> tuple[dict[str, Any], dict[str,
     if not isinstance(alignment, int) or alignment < 8 or alignment % 8 or any(at % 8 for *_, at in named):
         raise ValueError(f"its tensors do not begin at multiples of 8 (general.alignment is {alignment!r})")
     if beyond := next((name for name, *_, at in named if at > len(mapped)), None):
-        raise ValueError(f"tensor {beyond!r} begins after its end: it is not whole")
+        raise ValueError(f"its tensor {beyond!r} begins after its end: it is not whole")
     begin = -(-cursor.at // alignment) * alignment
     whole = torch.frombuffer(mapped, dtype=torch.uint8)
     return metadata, {name: _tensor(name, kind, shape, whole[begin + at :]) for name, shape, kind, at in named}

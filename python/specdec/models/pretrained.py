@@ -73,7 +73,7 @@ def check_entries(name: str, path: str | os.PathLike) -> None:
         entries, _ = PreTrainedConfig.get_config_dict(path)
         parts = [entries, *(part for part in entries.values() if isinstance(part, dict))]
     except Exception as error:
-        raise OSError(f"{name}: cannot read {str(path)!r}: {one_line(error, 600)}") from error
+        raise OSError(f"{name}: cannot load {str(path)!r}: {one_line(error, 600)}") from error
     for part in parts:
         # What is no number has other meanings in some models, and is left to them.
         numbers = {entry: value for entry, value in part.items() if isinstance(value, int | float)}

@@ -28,7 +28,7 @@ _ANY = Number(-1e30, 1e30, whole=False)
 # Of formats of heads. An MTP layer's is its target's whole configuration, whose sizes are not looked at here.
 OF_HEADS: Mapping[str, Field] = {
     **dict.fromkeys(("eagle_config", "dflash_config", "transformer_layer_config"), OBJECT),
-    **dict.fromkeys(("speculators_model_type", "projector_type", "markov_head_type"), TEXT),
+    **dict.fromkeys(("speculators_model_type", "markov_head_type"), TEXT),
     **dict.fromkeys(
         ("use_aux_hidden_state", "norm_before_residual", "norm_before_fc", "fc_norm", "use_aux_norm", "norm_output",
          "sample_from_anchor", "is_causal", "causal", "sliding_window_non_causal"), FLAG,
