@@ -39,11 +39,16 @@ def attend(
         [n, T, H, D_v] of the dtype of ``q``.
 
     Raises:
-        ValueError: names ``softcap``, which is not above 0.
+        ValueError: names ``softcap``, which is not above 0, or a tensor of another dtype or device.
         RuntimeError: a tensor has another shape or dtype.
     """
     if softcap is not None and not softcap > 0:
         raise ValueError(f"softcap: got {softcap}, allowed: > 0, or None")
+    floats = (q.dtype, torch.bfloat16)
+    for name, other, dtypes in (("k", k, floats), ("v", v, floats), ("seen", seen, (torch.int64,))):
+        if other.device != q.device or other.dtype not in dtypes:
+            allowed = f"{' or '.join(str(d).removeprefix('torch.') for d in dtypes)} on {q.device}, where q is"
+            raise ValueError(f"{name}: got {other.dtype} on {other.device}, allowed: {allowed}")
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     native = q.dtype == torch.float32 and k.dtype == v.dtype and k.dtype in (torch.float32, torch.bfloat16)
     if native and _runs_on(q.device.type):

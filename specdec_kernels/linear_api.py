@@ -48,5 +48,8 @@ def linears(
 ) -> list[torch.Tensor]:
     """Returns what :func:`linear` does, of several layers of the same ``x``, whose threads start once for all. Without
     ``packings``, none of them is packed."""
+    # The dispatcher resolves views that negate, but not in a list of optional tensors.
+    if not torch.compiler.is_compiling() and any(bias is not None and bias.is_neg() for bias in biases):
+        biases = [bias if bias is None else bias.resolve_neg() for bias in biases]
     given = [0] * len(weights) if packings is None else [int(packing) for packing in packings]
     return operation("linear", Backend.CPU, x.device.type)(x, weights, biases, given)

@@ -7,7 +7,7 @@ recurrent layers, whose schemas say what they write.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -143,12 +143,35 @@ _FAKES = {
     "delta_step": lambda state, base, k, v, g, beta, q, *rest: state.new_empty((*q.shape[:2], *v.shape[2:])),
     "ssd_step": lambda state, base, wx, dt, B, x, *rest: state.new_empty(x.shape),
 }
+
+
+def _tensors(given: object) -> Iterator[torch.Tensor]:
+    if isinstance(given, torch.Tensor):
+        yield given
+    elif isinstance(given, list | tuple):
+        for part in given:
+            yield from _tensors(part)
+
+
+def _fake(name: str, fake: Callable) -> None:
+    """Registers what stands in for an operation where no numbers are. One tensor on meta is enough to have
+    it called, so it refuses those beside others, whose results would have no numbers either."""
+
+    def on_one_device(*given: object) -> object:
+        devices = sorted({str(tensor.device) for tensor in _tensors(given)})
+        if len(devices) > 1:
+            raise RuntimeError(f"{name}: got tensors on {' and '.join(devices)}, allowed: one device")
+        return fake(*given)
+
+    torch.library.register_fake(f"{NAMESPACE}::{name}", on_one_device, lib=_library)
+
+
 _library = torch.library.Library(NAMESPACE, "DEF")
 
 for _stem, _schema in SCHEMAS.items():
     for _variant in VARIANTS:
         _library.define(f"{_stem}{_variant}{_schema}", tags=(torch.Tag.pt2_compliant_tag,))
-        torch.library.register_fake(f"{NAMESPACE}::{_stem}{_variant}", _FAKES[_stem], lib=_library)
+        _fake(f"{_stem}{_variant}", _FAKES[_stem])
 
 # x [B, q, inputs], weights [outputs, inputs] each -> [B, q, outputs] each, on a CPU. Native code alone.
 # Or, with a Packing that is not NONE, uint8 [outputs, bytes of a row].
@@ -156,10 +179,9 @@ _library.define(
     "linear(Tensor x, Tensor[] weights, Tensor?[] biases, int[] packings) -> Tensor[]",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
-torch.library.register_fake(
-    f"{NAMESPACE}::linear",
+_fake(
+    "linear",
     lambda x, weights, *rest: [x.new_empty((*x.shape[:-1], weight.shape[0])) for weight in weights],
-    lib=_library,
 )
 
 # q [n, H, T, D], k [n, H_kv, S, D], v [n, H_kv, S, D_v], seen [n, T, 2 + P] -> [n, T, H, D_v]. Native code alone.
@@ -167,10 +189,9 @@ _library.define(
     "attend(Tensor q, Tensor k, Tensor v, Tensor seen, float scale, float cap, Tensor? sinks) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
-torch.library.register_fake(
-    f"{NAMESPACE}::attend",
+_fake(
+    "attend",
     lambda q, k, v, *rest: q.new_empty((q.shape[0], q.shape[2], q.shape[1], v.shape[3])),
-    lib=_library,
 )
 
 
@@ -184,37 +205,24 @@ _library.define(
     "rms_norm(Tensor x, Tensor? weight, float epsilon, float offset) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
-torch.library.register_fake(
-    f"{NAMESPACE}::rms_norm",
-    _as_first,
-    lib=_library,
-)
+_fake("rms_norm", _as_first)
 # x [n, H, T, D], cos and sin [n or 1, T, D].
 _library.define("rotate(Tensor x, Tensor cos, Tensor sin) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
-torch.library.register_fake(
-    f"{NAMESPACE}::rotate",
-    _as_first,
-    lib=_library,
-)
+_fake("rotate", _as_first)
 # positions [n, T] int64, frequencies [D / 2].
 _library.define(
     "rope_angles(Tensor positions, Tensor frequencies, float scale) -> (Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
-torch.library.register_fake(
-    f"{NAMESPACE}::rope_angles",
+_fake(
+    "rope_angles",
     lambda positions, frequencies, scale: tuple(
         frequencies.new_empty((*positions.shape, 2 * frequencies.shape[0])) for _ in range(2)
     ),
-    lib=_library,
 )
 # gate and up [n, T, size].
 _library.define("gated(Tensor gate, Tensor up, bool gelu) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
-torch.library.register_fake(
-    f"{NAMESPACE}::gated",
-    _as_first,
-    lib=_library,
-)
+_fake("gated", _as_first)
 # The same by Triton, also of bfloat16 and float16.
 for _schema in (
     "rms_norm_triton(Tensor x, Tensor? weight, float epsilon, float offset, bool round_first) -> Tensor",
@@ -222,20 +230,16 @@ for _schema in (
     "gated_triton(Tensor gate, Tensor up, bool gelu) -> Tensor",
 ):
     _library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
-    torch.library.register_fake(f"{NAMESPACE}::{_schema.partition('(')[0]}", _as_first, lib=_library)
+    _fake(_schema.partition("(")[0], _as_first)
 # x and y float32 of one shape.
 _library.define("add(Tensor x, Tensor y) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
-torch.library.register_fake(
-    f"{NAMESPACE}::add",
-    _as_first,
-    lib=_library,
-)
+_fake("add", _as_first)
 # target [N, size], rows [n] int64, source [n, size] of any dtype.
 _library.define("write_rows(Tensor(a!) target, Tensor rows, Tensor source) -> ()", tags=(torch.Tag.pt2_compliant_tag,))
-torch.library.register_fake(f"{NAMESPACE}::write_rows", lambda *_: None, lib=_library)
+_fake("write_rows", lambda *_: None)
 # x of any dtype and strides; a dense copy in this shape.
 _library.define("reshaped(Tensor x, SymInt[] shape) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
-torch.library.register_fake(f"{NAMESPACE}::reshaped", lambda x, shape: x.new_empty(shape), lib=_library)
+_fake("reshaped", lambda x, shape: x.new_empty(shape))
 
 # Those of the call that a program keeps next (program_api.py).
 _library.define("keep_results(Tensor[] results) -> ()")

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import torch
 
 from .backends.native import missing
+from .forks import when_forked
 
 _inside = dict[int, int]()  # threads of Python that are within native_threads(), and how many threads torch had in each
 _known = threading.local()
@@ -35,9 +36,18 @@ def native_threads() -> Iterator[None]:
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(_inside.pop(this))
         extension.use_threads(0)
-        del _inside[this]
+
+
+@when_forked
+def _alone() -> None:
+    """None of the others that were inside is in this process, and this one goes on with one thread."""
+    this = threading.get_ident()
+    inside = this in _inside
+    _inside.clear()
+    if inside:
+        _inside[this] = 1
 
 
 def _threads() -> int:

@@ -119,6 +119,8 @@ _BLOCKS = {
 
 # float32 resolves l / T - lse to about |l / T| * 6e-8; below this temperature that is no longer a distribution.
 MIN_TEMPERATURE = 1e-3
+# Above some 8e37, 1 / T is a denormal number, which many devices take for 0: masked logits, -inf, times 0 are NaN.
+MAX_TEMPERATURE = 1e30
 
 
 class _Limits(NamedTuple):
@@ -135,7 +137,7 @@ class _Limits(NamedTuple):
 
 _LARGEST = torch.finfo(torch.float32).max
 _LIMITS = {
-    "temperature": _Limits(None, MIN_TEMPERATURE, _LARGEST, f"0 (greedy), or finite and >= {MIN_TEMPERATURE}"),
+    "temperature": _Limits(None, MIN_TEMPERATURE, MAX_TEMPERATURE, "0 (greedy), or 0.001 to 1e+30"),
     "top_k": _Limits(0, 1, 2**24, "an integer >= 1, or 0 (off)", integer=True),
     "top_p": _Limits(1.0, 0.0, 1.0, "0 to 1 (1 is off)"),
     "min_p": _Limits(0.0, 0.0, 1.0, "0 to 1 (0 is off)"),
@@ -161,7 +163,7 @@ class SamplingParams:
         presence_penalty: -1000 to 1000. Subtracted from the logit of every token that was generated.
         frequency_penalty: -1000 to 1000. Subtracted once for each time that the token was generated. Both are defined
             as in OpenAI's interface. All three penalties need a :class:`TokenTable`.
-        temperature: 0 is greedy; otherwise finite and >= 0.001.
+        temperature: 0 is greedy; otherwise 0.001 to 1e+30.
         top_k: keeps the k largest logits, k >= 1. 0 is off.
         top_p: 0 to 1. Keeps a token iff all more likely ones together have less than this probability (Holtzman et al.,
             arXiv 1904.09751). 1 is off; 0 keeps the largest logit alone.
@@ -221,13 +223,16 @@ def _check_value(name: str, value: object) -> None:
     if right_type and isinstance(value, int | float):
         if limits.low <= value <= limits.high or value == limits.accepts_outside():
             return
-        if math.isfinite(value) and abs(value) > _LARGEST:
-            value = math.inf  # which is what the kernels, in float32, would see
+        if abs(value) > _LARGEST:
+            value = math.inf if value > 0 else -math.inf  # which is what the kernels, in float32, would see
     raise ValueError(f"{name}: got {value!r}, allowed: {limits.allowed}")
 
 
 def _check_values(name: str, values: torch.Tensor) -> None:
     limits = _LIMITS[name]
+    if values.is_meta or values.layout != torch.strided or values.is_nested or values.is_neg():
+        form = "meta" if values.is_meta else str(values.layout).removeprefix("torch.")
+        raise ValueError(f"{name}: got a tensor of {form} or a lazy view, allowed: numbers in memory (resolve_neg())")
     right_dtype = values.dtype in (torch.int32, torch.int64) or values.is_floating_point() and not limits.integer
     if values.dim() > 1 or not right_dtype:
         raise ValueError(

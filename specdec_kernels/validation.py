@@ -19,9 +19,19 @@ def refuse(name: str, given: object, allowed: str) -> NoReturn:
     raise ValueError(f"{name}: got {given}, allowed: {allowed}")
 
 
+def check_form(name: str, tensor: torch.Tensor) -> None:
+    """Refuses a tensor whose memory is none of numbers in rows: kernels read nothing else."""
+    if tensor.layout != torch.strided or tensor.is_nested:
+        form = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+        refuse(name, f"a tensor of the layout {form}", "one of torch.strided (to_dense())")
+    if not torch.compiler.is_compiling() and tensor.is_neg():  # of which nothing resolves those in lists of tensors
+        refuse(name, "a view that negates numbers when they are read", "resolve_neg() of it")
+
+
 def check_logits(name: str, logits: torch.Tensor, shape: str, *, reference: bool) -> None:
     if not isinstance(logits, torch.Tensor):
         refuse(name, type(logits).__name__, f"a tensor {shape}")
+    check_form(name, logits)
     if logits.dim() != shape.count(",") + 1:
         refuse(name, f"shape {list(logits.shape)}", shape)
     if logits.dtype not in LOGIT_DTYPES and not (reference and logits.dtype == torch.float64):
@@ -33,6 +43,7 @@ def check_logits(name: str, logits: torch.Tensor, shape: str, *, reference: bool
 def check_like(name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtypes: tuple, device: torch.device) -> None:
     if not isinstance(tensor, torch.Tensor):
         refuse(name, type(tensor).__name__, f"a tensor of shape {list(shape)}")
+    check_form(name, tensor)
     if tuple(tensor.shape) != shape:
         refuse(name, f"shape {list(tensor.shape)}", f"shape {list(shape)}")
     if tensor.dtype not in dtypes:
@@ -167,6 +178,7 @@ def check_allowed(
         return check_like("allowed", allowed, (*rows, -(-vocabulary // WORD_BITS)), (torch.int32,), device)
     if not isinstance(allowed, torch.Tensor) or allowed.dim() != len(rows) + 1:
         refuse("allowed", getattr(allowed, "shape", type(allowed).__name__), f"a tensor {[*rows, 'W']}")
+    check_form("allowed", allowed)
     words = allowed.shape[-1]
     check_like("allowed", allowed, (*rows, words), (torch.int32,), device)
     if device.type == "cpu" and not torch.compiler.is_compiling() and d2t[-1] >= WORD_BITS * words:

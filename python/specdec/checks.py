@@ -21,6 +21,12 @@ def shown(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+def one_line(error: object, most: int = 300) -> str:
+    """What an error of another library says, for a message: of one line, ``most`` characters at most."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
 def read_count(name: str, value: int, smallest: int = 0) -> int:
     """Returns ``value`` if it is an integer >= ``smallest``. Raises ValueError naming ``name`` otherwise."""
     if isinstance(value, bool) or not isinstance(value, int) or value < smallest:

@@ -6,6 +6,7 @@ import functools
 
 import torch
 
+from ..forks import survive_forks
 from ..ops import handle
 from ..types import Backend
 
@@ -24,7 +25,7 @@ def unavailable(backend: str, device_type: str) -> str | None:
         case Backend.TRITON:
             return _triton_unavailable(device_type)
         case _:
-            return None
+            return "tensors on meta have no numbers" if device_type == "meta" else None
 
 
 def _triton_unavailable(device_type: str) -> str | None:
@@ -67,10 +68,11 @@ def _loaded(stem: str, backend: str, device_type: str) -> str:
     if backend == Backend.AUTO:
         fastest = (Backend.CPU,) if device_type == "cpu" else (Backend.CUDA, Backend.TRITON)
         backend = next((b for b in fastest if unavailable(b, device_type) is None), Backend.REFERENCE)
-    elif (reason := unavailable(backend, device_type)) is not None:
+    if (reason := unavailable(backend, device_type)) is not None:
         raise RuntimeError(f"backend {backend!r} cannot run here: {reason}")
     match backend:
         case Backend.REFERENCE:
+            survive_forks()
             from . import reference, reference_recurrent, reference_tree  # noqa: F401  register the operations
 
             return "_reference"

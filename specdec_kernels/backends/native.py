@@ -12,6 +12,8 @@ from pathlib import Path
 
 import torch
 
+from ..forks import survive_forks
+
 INSTRUCTION_SET = "SPECDEC_CPU_ISA"  # the environment variable that chooses one; unset: the best that the machine has
 
 
@@ -22,6 +24,7 @@ def missing() -> str | None:
     Raises:
         ValueError: SPECDEC_CPU_ISA names an instruction set that does not exist, or that this machine lacks.
     """
+    survive_forks()
     try:
         extension = importlib.import_module("specdec_kernels._C")
     except ImportError as error:

@@ -15,6 +15,7 @@ from ..types import Status
 # In float32, masses and thresholds of filters are right to 3e-6, what other decisions compare only to 1e-4. Margins of
 # filters are multiplied by this factor, so that one bound serves for all margins.
 _FINER = 30.0
+_LARGE = 1e5  # where numbers in float32 are 0.004 to 0.008 apart
 
 TARGET_STATUS = (Status.TARGET_NAN, Status.TARGET_POSITIVE_INFINITY, Status.TARGET_EMPTY)
 DRAFT_STATUS = (Status.DRAFT_NAN, Status.DRAFT_POSITIVE_INFINITY, Status.DRAFT_EMPTY)
@@ -130,7 +131,9 @@ def distribution(
     if lse is None:
         # Rounded as in ``draft_step``'s output, so that drafting and verification see the same q, bit for bit.
         lse = torch.where(greedy, x.amax(-1), torch.logsumexp(scaled, -1)).to(dtype)
-    log_p = scaled - lse.double()[:, None]
+    # Where l / T is so large that rounding lse is worth whole nats, l / T is rounded to the same grid, as kernels do.
+    large = lse.double()[:, None].abs() > _LARGE
+    log_p = torch.where(large, scaled.to(dtype).double(), scaled) - lse.double()[:, None]
     one_hot = torch.nn.functional.one_hot(x.argmax(-1), x.shape[-1]).double()
     log_p = torch.where(greedy[:, None], one_hot.log(), log_p)
     return Distribution(log_p.exp(), log_p, cutoff, lse, margin)

@@ -174,7 +174,7 @@ def test_logits_without_a_distribution_are_told(pair, tmp_path):
 @pytest.mark.parametrize(
     "args, message",
     [
-        (["x", "--temperature", "-1"], "--temperature: got -1.0, allowed: 0 (greedy), or finite and >= 0.001"),
+        (["x", "--temperature", "-1"], "--temperature: got -1.0, allowed: 0 (greedy), or 0.001 to 1e+30"),
         (["x", "--temperature", "nan"], "--temperature: got nan, allowed: 0 (greedy)"),
         (["x", "--temperature", "inf"], "--temperature: got inf, allowed: 0 (greedy)"),
         (["x", "--temperature", "1e39"], "--temperature: got inf, allowed: 0 (greedy)"),

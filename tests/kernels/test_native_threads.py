@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 import pytest
@@ -64,3 +65,28 @@ def test_results_are_the_same():
     outside = linear(x, weight)
     with native_threads():
         assert torch.equal(linear(x, weight), outside)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_process_that_is_forked_inside_goes_on_with_one():
+    """Its own thread stays inside, and those of others, which it has not, are forgotten."""
+    entered, left = threading.Event(), threading.Event()
+
+    def other():
+        with native_threads():
+            entered.set()
+            left.wait()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    entered.wait()
+    try:
+        with native_threads():
+            if (child := os.fork()) == 0:
+                right = [*threads._inside] == [threading.get_ident()]
+                os._exit(0 if right else 1)
+    finally:
+        left.set()
+        thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert torch.get_num_threads() == 3

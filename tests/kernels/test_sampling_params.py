@@ -43,10 +43,10 @@ def use(params: SamplingParams) -> None:
 
 
 @pytest.mark.parametrize("as_tensor", [False, True])
-@pytest.mark.parametrize("value", [-1.0, -1e-30, 1e-4, NAN, INF, -INF, 1e39])
+@pytest.mark.parametrize("value", [-1.0, -1e-30, 1e-45, 1e-4, NAN, INF, -INF, 1.1e30, 3e38, 1e39])
 def test_temperature_values(value, as_tensor):
     given = torch.tensor([1.0, value]) if as_tensor else value
-    with pytest.raises(ValueError, match=r"^temperature: got .+, allowed: 0 \(greedy\), or finite and >= 0.001"):
+    with pytest.raises(ValueError, match=r"^temperature: got .+, allowed: 0 \(greedy\), or 0.001 to 1e\+30"):
         SamplingParams(temperature=given)
 
 

@@ -95,8 +95,8 @@ def test_tokenizer_template_and_ends(tmp_path):
         ("llama", {"feed_forward_length": 32}, {}, r"'blk.0.ffn_gate.weight' is \[64, 32\], the model's \[32, 32\]"),
         ("llama", {"tokenizer.ggml.tokens": None}, {}, "has no vocabulary"),
         ("phi3", {"final_logit_softcapping": 30.0}, {}, "says phi3.final_logit_softcapping, which is not read"),
-        ("llama", {"attention.head_count": None}, {}, "its llama.attention.head_count is None, and has to be a number"),
-        ("llama", {"attention.head_count": [4, 4]}, {}, r"its llama.attention.head_count is \[4, 4\], and has to be"),
+        ("llama", {"attention.head_count": None}, {}, "it does not say llama.attention.head_count, which is needed"),
+        ("llama", {"attention.head_count": [4, 4]}, {}, r"llama.attention.head_count is \[4, 4\], and has to be"),
     ],
 )
 def test_what_is_not_read_is_refused(kind, metadata, tensors, said, tmp_path):

@@ -33,7 +33,7 @@ def test_a_file_that_was_cut_is_refused_wherever_it_ends(tmp_path):
     whole = (tmp_path / "model.gguf").read_bytes()
     for kept in (0, 3, 20, 60, 2000, len(whole) // 2, len(whole) - 1):
         (tmp_path / "cut.gguf").write_bytes(whole[:kept])
-        with pytest.raises(OSError, match=r"target: cannot read .*cut.gguf' as a GGUF file: it"):
+        with pytest.raises(OSError, match=r"target: cannot read .*cut.gguf' as a GGUF file: its? "):
             read_gguf(tmp_path / "cut.gguf", "target")
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
 import time
 from contextlib import aclosing
@@ -275,3 +277,34 @@ def test_a_scheduler_with_requests_is_not_taken():
     s.submit(LONG)
     with pytest.raises(ValueError, match="scheduler: got one with requests, allowed: an idle one"):
         Engine(s)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_process_that_is_forked_is_told_to_make_its_own():
+    """The engine's thread stays in the process that made it, where it goes on. An engine of its own decodes."""
+
+    def in_child(engine) -> bool:
+        try:
+            asyncio.run(engine.submit(LONG))
+        except EngineStopped as error:
+            told = str(error)
+
+        async def own():
+            async with Engine(scheduler()) as mine:
+                return [(await mine.result(await mine.submit(request))).tokens for request in crowd()]
+
+        return "make an engine here" in told and asyncio.run(own()) == texts()
+
+    async def test(engine, s):
+        number = await engine.submit(crowd()[0])
+        if (child := os.fork()) == 0:
+            signal.alarm(60)
+            try:
+                os._exit(0 if in_child(engine) else 1)
+            finally:
+                os._exit(2)
+        assert (await engine.result(number)).tokens == texts()[0]
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    texts()
+    run(test)

@@ -179,5 +179,7 @@ def _name(name: str, model: PreTrainedModel, architecture: str) -> str:
 def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
     if key == "general.alignment":
         return writer.add_custom_alignment(value)
-    kinds = ((bool, "bool"), (str, "string"), (int, "uint32"), (float, "float32"), (list, "array"))
+    whole = "uint64" if isinstance(value, int) and value >= 2**32 else "uint32"
+    whole = "int32" if isinstance(value, int) and value < 0 else whole
+    kinds = ((bool, "bool"), (str, "string"), (int, whole), (float, "float32"), (list, "array"))
     return getattr(writer, "add_" + next(name for kind, name in kinds if isinstance(value, kind)))(key, value)

@@ -14,6 +14,7 @@ from transformers.generation import logits_process as theirs
 from specdec_kernels import SamplingParams
 
 from ..sampling.grammar import Grammar
+from ..sampling.params import LARGEST_BIAS
 from ..sampling.processors import OfRow, refuse_stateful
 from .grammar_processor import GrammarProcessor
 
@@ -31,7 +32,6 @@ _ROW_AWARE = (
     theirs.PrefixConstrainedLogitsProcessor,
     theirs.RepetitionPenaltyLogitsProcessor,
 )
-_LARGEST = torch.finfo(torch.float32).max
 
 
 @dataclass
@@ -159,7 +159,7 @@ class _Native:
         bias = {token: b for token, b in bias.items() if b != -math.inf}
         # The kernels add one bias, before the penalty: a second sum would be rounded differently.
         if bias and (
-            self._penalised or self.arguments.logit_bias or any(not abs(b) <= _LARGEST for b in bias.values())
+            self._penalised or self.arguments.logit_bias or any(not abs(b) <= LARGEST_BIAS for b in bias.values())
         ):
             return False
         self.arguments.logit_bias = bias or self.arguments.logit_bias

@@ -74,7 +74,7 @@ def read_settings(output: Path, error_type: type[Exception]) -> dict:
         raise error_type(f"got {str(output)!r}, which has no {path.name!r} beside it, allowed: {allowed}") from None
     except OSError as error:
         raise error_type(f"got {str(path)!r} ({error.strerror}), allowed: {allowed}") from error
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         fine = False
     if not fine:
         raise error_type(f"got {str(path)!r}, which holds no settings of a job, allowed: {allowed}")

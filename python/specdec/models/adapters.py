@@ -8,19 +8,22 @@ import os
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
 from transformers.utils import find_adapter_config_file
 
-from ..checks import refuse
+from ..checks import one_line, refuse
+from ..fields import Number, wrong
 from .model_folder import CONFIG, hub_or_cache, require_folder
+
+# Of an adapter's numbers that decide how much peft makes of them before the weights are looked at.
+_RANKS = dict.fromkeys(("r", "lora_rank", "rank", "alpha_rank"), Number(1, 2**14))
 
 
 def add_adapter(model: Any, adapter: str | os.PathLike) -> None:
     folder = Path(adapter).expanduser()
     try:
         report = model.load_adapter(str(folder), use_safetensors=True)
-    except (OSError, SafetensorError, ValueError, RuntimeError, KeyError, TypeError) as error:
-        raise OSError(f"adapter: cannot load {str(adapter)!r}: {error}") from error
+    except Exception as error:  # peft and transformers raise whatever a broken entry leads to
+        raise OSError(f"adapter: cannot load {str(adapter)!r}: {one_line(error, 600)}") from error
     if absent := sorted(report.missing_keys):
         raise OSError(
             f"adapter: the weights in {str(adapter)!r} lack {len(absent)} tensors, the first is {absent[0]!r}"
@@ -51,7 +54,7 @@ def refuse_adapter(name: str, path: str | os.PathLike) -> None:
         found = Path(there)
     try:
         base = json.loads(found.read_bytes()).get("base_model_name_or_path")
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         base = None
     told = "" if base is None else f" (its adapter_config.json says {str(base)!r})"
     refuse(name, f"an adapter, {str(path)!r}", f"the model that it belongs to{told}, with this as the adapter")
@@ -65,3 +68,21 @@ def require_adapter(name: str, path: str | os.PathLike) -> None:
     require_folder(name, path, "adapter_config.json", "adapter_model.safetensors")
     if importlib.util.find_spec("peft") is None:
         raise OSError(f"{name}: cannot load {str(path)!r}: it is an adapter, which takes peft")
+    _check_entries(name, Path(path).expanduser() / "adapter_config.json")
+
+
+def _check_entries(name: str, file: Path) -> None:
+    try:
+        said = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise OSError(f"{name}: cannot read {str(file)!r}: {one_line(error)}") from error
+    if not isinstance(said, dict):
+        raise OSError(f"{name}: cannot read {str(file)!r}: it has no object")
+    patterns = said.get("rank_pattern")
+    ranks = (
+        {f"rank_pattern {module!r}": rank for module, rank in patterns.items()} if isinstance(patterns, dict) else {}
+    )
+    allowed = {**_RANKS, **dict.fromkeys(ranks, _RANKS["r"])}
+    numbers = {entry: value for entry, value in {**said, **ranks}.items() if isinstance(value, int | float)}
+    for entry, value, may_be in wrong(numbers, allowed):
+        raise OSError(f"{name}: cannot load {str(file.parent)!r}: {entry} is {value}, and has to be {may_be}")

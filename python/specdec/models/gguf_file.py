@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..checks import refuse
+from .gguf_fields import wrong_keys
 from .gguf_header import StoredTensor, read_header
 
 # Dense decoders, of which tests/models/test_gguf_model.py loads one each. Mistral's files say llama.
@@ -50,7 +51,7 @@ class GgufFile:
     def token_id(self, key: str) -> int | None:
         """Of a token that has a key of its own: bos, eos and so on. One that is not there counts as none."""
         i = self.of_tokenizer(f"{key}_token_id")
-        return i if i is not None and i < len(self.of_tokenizer("tokens")) else None
+        return i if i is not None and 0 <= i < len(self.of_tokenizer("tokens")) else None
 
     @property
     def ends(self) -> list[int]:
@@ -91,6 +92,7 @@ def read_gguf(path: str | os.PathLike, name: str = "path") -> GgufFile:
 
 
 def _troubles(file: GgufFile) -> Iterator[str]:
+    yield from wrong_keys(file.metadata, len(file.tensors))
     parts = file.metadata.get("split.count", 1)
     if parts > 1:
         yield f"one of {parts} files of a model (split.count); llama-gguf-split --merge joins them"

@@ -15,6 +15,7 @@ import torch
 VERSIONS = (2, 3)
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
+_MOST_DIMENSIONS = 4  # GGML_MAX_DIMS
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,8 @@ class _Cursor:
         if kind != _ARRAY:
             raise ValueError(f"its header has a value of the unknown type {kind}")
         kind, count = self.numbers("IQ")
+        if kind == _ARRAY:
+            raise ValueError("its header has a list of lists, which no file has that llama.cpp reads")
         if kind in _NUMBERS:
             return [*self.numbers(f"{count}{_NUMBERS[kind]}")]
         return [self.value(kind) for _ in range(count)]
@@ -97,6 +100,8 @@ def _read(cursor: _Cursor, mapped: mmap.mmap) -> tuple[dict[str, Any], dict[str,
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment < 8 or alignment % 8 or any(at % 8 for *_, at in named):
         raise ValueError(f"its tensors do not begin at multiples of 8 (general.alignment is {alignment!r})")
+    if beyond := next((name for name, *_, at in named if at > len(mapped)), None):
+        raise ValueError(f"its tensor {beyond!r} begins after its end: it is not whole")
     begin = -(-cursor.at // alignment) * alignment
     whole = torch.frombuffer(mapped, dtype=torch.uint8)
     return metadata, {name: _tensor(name, kind, shape, whole[begin + at :]) for name, shape, kind, at in named}
@@ -105,6 +110,8 @@ def _read(cursor: _Cursor, mapped: mmap.mmap) -> tuple[dict[str, Any], dict[str,
 def _place(cursor: _Cursor) -> tuple[tuple[int, ...], int, int]:
     """Shape, type, and where it begins after the header."""
     (dims,) = cursor.numbers("I")
+    if dims > _MOST_DIMENSIONS:
+        raise ValueError(f"its header has a tensor of {dims} dimensions, and {_MOST_DIMENSIONS} are the most")
     sizes = cursor.numbers(f"{dims}Q")
     return (*reversed(sizes),), *cursor.numbers("IQ")
 
@@ -113,6 +120,8 @@ def _tensor(name: str, kind: int, shape: tuple[int, ...], rest: torch.Tensor) ->
     block, size = _block(kind)
     if not block:
         raise ValueError(f"tensor {name!r} is of the unknown type {kind}")
+    if 0 in shape:
+        raise ValueError(f"tensor {name!r} of the shape {list(shape)} has a dimension of 0")
     if not shape or shape[-1] % block:
         raise ValueError(f"tensor {name!r} of the shape {list(shape)} is not of whole blocks of {block}")
     stored = (*shape[:-1], shape[-1] // block * size)

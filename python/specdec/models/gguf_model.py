@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from specdec_kernels import Packing, interleave
 
-from ..checks import refuse
+from ..checks import one_line, refuse
 from .copied_modules import reclass
 from .free_memory import size_text
 from .gguf_config import configuration
@@ -63,9 +63,12 @@ def gguf_model(file: GgufFile, dtype: torch.dtype | None = None) -> PreTrainedMo
             read.
     """
     config = configuration(file)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype or torch.float32)
-    _make_buffers(model)
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype or torch.float32)
+        _make_buffers(model)
+    except Exception as error:  # whatever the classes of transformers raise for sizes that do not fit each other
+        file.refuse(f"transformers cannot make a model of its sizes: {one_line(error)}")
     stored = dtype is None and has_native()
     if dtype is None:
         _tell_of_expanded(file, stored)

@@ -23,13 +23,13 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from specdec_kernels import Packing
 
-from ..checks import refuse
+from ..checks import one_line, refuse
 from .adapters import add_adapter, refuse_adapter, require_adapter
 from .gguf_file import read_gguf
 from .linear import has_native
 from .model_folder import CONFIG, TOKENIZER, VOCABULARY, WEIGHTS, hub_or_cache, is_gguf, require_folder
 from .packed_weights import num_parameters
-from .pretrained import from_pretrained, loading, quantisation
+from .pretrained import check_entries, from_pretrained, loading, quantisation
 from .reduced_head import SIZE, load_reduced
 from .stored_weights import compute_in_float32, pack_weights
 
@@ -102,6 +102,7 @@ def load_model(
     if adapter is not None:
         require_adapter("adapter", adapter)
     with hub_or_cache(name, path):
+        check_entries(name, path)
         if tp is not None:
             if _reduced(path) is not None:
                 refuse("tp", f"{tp} for a model with a reduced head", "None for it")
@@ -179,10 +180,11 @@ def read_config(name: str, path: str | os.PathLike) -> PreTrainedConfig:
         return configuration(read_gguf(path, name))
     refuse_adapter(name, path)
     with hub_or_cache(name, path):
+        check_entries(name, path)
         try:
             return AutoConfig.from_pretrained(path, trust_remote_code=False)
-        except (OSError, ValueError) as error:
-            raise OSError(f"{name}: cannot read {str(path)!r}: {error}") from error
+        except Exception as error:  # whatever a broken entry leads to
+            raise OSError(f"{name}: cannot read {str(path)!r}: {one_line(error, 600)}") from error
 
 
 def _reduced(path: str | os.PathLike) -> PreTrainedConfig | None:
@@ -192,9 +194,9 @@ def _reduced(path: str | os.PathLike) -> PreTrainedConfig | None:
         return None
     try:
         given = json.loads((Path(path).expanduser() / "config.json").read_bytes())
-    except ValueError:
+    except (ValueError, RecursionError):
         return None  # transformers says what is wrong with it
-    if SIZE not in given or "model_type" not in given:
+    if not isinstance(given, dict) or SIZE not in given or "model_type" not in given:
         return None
     config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     names: Any = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES

@@ -12,6 +12,7 @@ from specdec_kernels import SamplingParams
 
 from ..checks import refuse
 
+LARGEST_BIAS = 1e30  # divided by the lowest temperature, a larger logit would be infinite in float32
 Bias = dict[int, float]  # token -> number that is added to its logit; -inf bans the token
 
 
@@ -42,17 +43,13 @@ def read_bias(logit_bias: Mapping[int, float] | None, banned_tokens: Sequence[in
     bias = {**(logit_bias or {})}
     for token, value in bias.items():
         _check_token("logit_bias", token, vocab_size)
-        # The kernels use float32, in which a larger number would be infinite.
-        fine = isinstance(value, (int, float)) and (value == -math.inf or abs(value) <= _LARGEST)
+        fine = isinstance(value, (int, float)) and (value == -math.inf or abs(value) <= LARGEST_BIAS)
         if isinstance(value, bool) or not fine:
-            refuse("logit_bias", f"{value!r} for id {token}", "a finite number, or -inf (never this token)")
+            refuse("logit_bias", f"{value!r} for id {token}", "-1e+30 to 1e+30, or -inf (never this token)")
     for token in banned_tokens:
         _check_token("banned_tokens", token, vocab_size)
         bias[token] = -math.inf
     return bias
-
-
-_LARGEST = torch.finfo(torch.float32).max
 
 
 def _check_token(name: str, token: object, vocab_size: int) -> None:

@@ -86,6 +86,7 @@ class Engine:
             EngineStopped: the engine takes no requests any more.
         """
         loop = asyncio.get_running_loop()
+        self._check_runs()  # before the lock, which in a forked process nobody may give back
         with self._changed:
             self._check_runs()
             self._scheduler.check_queue(len(self._submitted))
@@ -192,6 +193,8 @@ class Engine:
         yield outputs
 
     def _check_runs(self) -> None:
+        if self._stopped is None and not self._thread.is_alive():
+            self._stopped = "this process was forked from the engine's, where its thread stayed; make an engine here"
         if self._stopped is not None:
             raise EngineStopped(self._stopped)
 

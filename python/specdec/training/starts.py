@@ -10,9 +10,10 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from ..checks import read_count, refuse
+from ..checks import one_line, read_count, refuse
 from ..models.layers import layers_path
 from ..models.packed_weights import weight_of
+from ..models.pretrained import check_entries
 
 
 def usual_layers(target: PreTrainedModel) -> int:
@@ -78,10 +79,11 @@ def _of_target(target: PreTrainedModel, name: str) -> torch.Tensor:
 def fresh(target: PreTrainedModel, path: str | Path, seed: int) -> PreTrainedModel:
     """Returns a new float32 model by the config.json at ``path``, or in that folder. Raises ValueError naming
     ``config`` where it has another vocabulary than the target."""
+    check_entries("config", path)
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        refuse("config", f"{str(path)!r} ({error})", "a config.json of a causal language model")
+    except Exception as error:  # whatever a broken entry leads to
+        refuse("config", f"{str(path)!r} ({one_line(error)})", "a config.json of a causal language model")
     own, wanted = (c.get_text_config(decoder=True).vocab_size for c in (config, target.config))
     if own != wanted:
         refuse("config", f"a vocabulary of {own}", f"{wanted}, the target's")

@@ -80,7 +80,7 @@ def _lines(path: Path) -> Iterator[tuple[str, Any]]:
             place = f"line {number} of {str(path)!r}"
             try:
                 row = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 ends = "" if line.endswith("\n") else ", where the file ends in the middle of a line"
                 refuse("data", f"{place}{ends} ({error})", "a JSON object on each line")
             yield place, row

@@ -67,5 +67,5 @@ def load_checkpoint(
                         of = parameters[name]
                         optimiser.state[of][kind] = value if value.dim() == 0 else value.to(of.device)
             return json.loads(header["state"]), texts
-    except (SafetensorError, KeyError, OSError) as error:
+    except (SafetensorError, KeyError, OSError, json.JSONDecodeError, TypeError, AttributeError, RuntimeError) as error:
         refuse("output", f"{str(path)!r} ({error})", "a checkpoint of this training, or an empty folder")

@@ -13,13 +13,15 @@ from transformers import LlamaConfig
 from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding, rotate_half
 
-from ...checks import refuse
+from ...checks import one_line, refuse
 from ...models.kv_cache import StaticKVCache
+from .fields import OF_LAYERS, check_fields
 from .interface import Head
 
 Rotation = tuple[torch.Tensor, torch.Tensor]  # cosines and sines, [n, q, head_dim] each
 # Other rotations change with the length of the text, so that a longer neighbour would change a sequence's drafts.
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+_OF_LLAMA = frozenset(OF_LAYERS) - {"model_type", "layer_types"} | {"original_max_position_embeddings"}
 
 
 @dataclass(frozen=True)
@@ -45,9 +47,10 @@ class Shape:
         Raises:
             ValueError: names the entry of config.json.
         """
+        check_fields(config, OF_LAYERS)
         for name in ("hidden_size", "intermediate_size", "num_attention_heads"):
-            if not isinstance(config.get(name), int) or config[name] < 1:
-                refuse("config.json", f"{name} {config.get(name)!r}", "an integer >= 1")
+            if name not in config:
+                refuse("config.json", f"no {name}", str(OF_LAYERS[name]))
         if config.get("hidden_act", "silu") not in ACT2FN:
             refuse("config.json", f"hidden_act {config['hidden_act']!r}", ", ".join(sorted(ACT2FN)))
         if str(config.get("model_type", "")).startswith("gemma4"):
@@ -58,7 +61,10 @@ class Shape:
         kinds = sorted({*(config.get("layer_types") or ())} - known)
         if kinds or (config.get("use_sliding_window") and not windows):
             refuse("config.json", f"layers with {', '.join(kinds) or 'a sliding window'}", "full attention")
-        own = LlamaConfig.from_dict({k: v for k, v in config.items() if k not in ("layer_types", "architectures")})
+        try:  # with what a Llama's layers read alone, as the other entries are other classes'
+            own = LlamaConfig.from_dict({k: v for k, v in config.items() if k in _OF_LLAMA})
+        except Exception as error:  # of transformers' checks, which have classes of their own
+            refuse("config.json", one_line(error), "sizes that fit each other")
         rope: Mapping[str, Any] = own.rope_parameters or {}
         if rope.get("rope_type") not in ROPE_TYPES or rope.get("partial_rotary_factor", 1) != 1:
             refuse("config.json", f"the rotary embedding {rope}", ", ".join(ROPE_TYPES) + ", whole")

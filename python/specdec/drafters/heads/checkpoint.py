@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from ...checks import refuse
+from .fields import OF_HEADS, check_fields, without_nulls
 
 # Tables that older files have beside their weights, and that are computed.
 _COMPUTED = re.compile(r"(^|\.)rotary_emb\.inv_freq$")
@@ -41,16 +42,19 @@ class Checkpoint:
 
         Raises:
             OSError: names what is missing or cannot be read.
+            ValueError: names the entry of config.json.
         """
         folder = Path(path).expanduser()
         if not folder.is_dir():
             raise OSError(f"path: there is no folder {str(path)!r}")
         try:
             config = json.loads((folder / "config.json").read_text())
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:  # the last for lists in lists in lists
             raise OSError(f"path: cannot read config.json of {str(path)!r}: {error}") from error
         if not isinstance(config, dict):
             raise OSError(f"path: config.json of {str(path)!r} has no object")
+        config = without_nulls(config)
+        check_fields(config, OF_HEADS)
         files = sorted(folder.glob("*.safetensors"))
         if not files:
             legacy = sorted(f.name for f in folder.iterdir() if f.suffix in (".bin", ".pt", ".pth"))
@@ -159,6 +163,6 @@ def _listed(folder: Path) -> dict[str, str]:
     for index in folder.glob("*.safetensors.index.json"):
         try:
             listed |= json.loads(index.read_text())["weight_map"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise OSError(f"path: cannot read {str(index)!r}: {error}") from error
     return listed

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ...checks import refuse
+from ...checks import refuse, shown
 from ...models.features import BEFORE_NORM
 
 
@@ -103,7 +103,7 @@ def _read(config: Mapping[str, Any], num_layers: int, override: Sequence[int] | 
 
 def _of_eagle_config(entry: str, ids: Any, num_layers: int) -> LayerIds:
     source = f"{entry} of config.json"
-    if isinstance(ids, Sequence) and num_layers in ids:  # there is no layer of this number
+    if isinstance(ids, list | tuple) and num_layers in ids:  # there is no layer of this number
         return LayerIds(_checked(entry, ids, num_layers, 0), f"{source}, as hidden states")
     states = _checked(entry, ids, num_layers, 1)
     return LayerIds(states, f"{source}, as layers", (tuple(i - 1 for i in states),))
@@ -112,8 +112,8 @@ def _of_eagle_config(entry: str, ids: Any, num_layers: int) -> LayerIds:
 def _checked(name: str, ids: object, num_layers: int, offset: int) -> tuple[int, ...]:
     allowed = f"distinct integers from {0} to {num_layers - offset}"
     if not isinstance(ids, Sequence) or isinstance(ids, str) or not ids:
-        refuse(name, repr(ids), allowed)
+        refuse(name, shown(ids), allowed)
     fit = all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i + offset <= num_layers for i in ids)
     if not fit or min(ids) < 0 or len({*ids}) < len(ids):
-        refuse(name, repr([*ids]), allowed)
+        refuse(name, shown([*ids]), allowed)
     return tuple(i + offset for i in ids)
