@@ -87,26 +87,33 @@ class GrammarCompiler:
         Raises:
             ValueError: the library cannot hold it, within limits of time, memory and depth. The message has its words.
         """
-        with self._lock:
-            if (kept := self._grammars.get(source)) is not None:
-                self._grammars.move_to_end(source)
-                return kept[0]
+        if (kept := self.kept(source)) is not None:
+            return kept
         trial = self.trial(source, name)
         self._read_vocabulary()  # while the other process reads it, too
-        if (verdict := trial.result()).words:
-            raise _not_held(name, verdict.words)
-        return self._compiled(source, name, verdict.bytes)
+        return self.tried(source, trial.result(), name)
+
+    def kept(self, source: GrammarSource) -> Grammar | None:
+        """Returns one that was compiled before."""
+        with self._lock:
+            if (kept := self._grammars.get(source)) is None:
+                return None
+            self._grammars.move_to_end(source)
+            return kept[0]
 
     def trial(self, source: GrammarSource, name: str = "grammar") -> Future[Verdict]:
-        """Returns what ``compile`` waits for, for those who would rather wait otherwise. Cancelling it saves the work."""
+        """The first half of ``compile``, for those who would rather wait otherwise. Cancelling it saves the work."""
         try:
             return self._trials.submit(source.for_library())
         except ValueError as error:
             raise _not_held(name, str(error)) from error
 
-    def _compiled(self, source: GrammarSource, name: str, size: int) -> Grammar:
+    def tried(self, source: GrammarSource, verdict: Verdict, name: str = "grammar") -> Grammar:
+        """The second half of ``compile``."""
         from llguidance import LLMatcher
 
+        if verdict.words:
+            raise _not_held(name, verdict.words)
         matcher = LLMatcher(self._read_vocabulary(), source.for_library(), log_level=0, limits=library_limits())
         if not matcher.is_error():
             matcher.compute_bitmask()  # much of the work is done here
@@ -114,7 +121,7 @@ class GrammarCompiler:
             raise _not_held(name, matcher.get_error())
         grammar = Grammar(source, self.vocab_size, self.eos, matcher)
         with self._lock:
-            self._grammars[source] = grammar, size
+            self._grammars[source] = grammar, verdict.bytes
             while len(self._grammars) > _KEPT or sum(size for _, size in self._grammars.values()) > _KEPT_BYTES:
                 self._grammars.popitem(last=False)
         return grammar

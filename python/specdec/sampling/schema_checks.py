@@ -31,6 +31,14 @@ class Written(float):
         number.text = text
         return number
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether the shortest digits of this float64 are those that were written."""
+        try:
+            return math.isfinite(self) and Decimal(self.text) == Decimal(repr(float(self)))
+        except ArithmeticError:  # an exponent beyond those of decimals
+            return False
+
 
 def read_schema(text: str) -> Any:
     """``json.loads``, with numbers as they were written. Raises ValueError or RecursionError."""
@@ -82,11 +90,10 @@ def _is_kept(number: int | float) -> bool:
     written."""
     if isinstance(number, int):
         return abs(number) <= 2**53
-    if not math.isfinite(number):
+    if not math.isfinite(number) or isinstance(number, Written) and not number.is_exact:
         return False
-    _, digits, exponent = (read := Decimal(repr(float(number)))).as_tuple()
-    same = read == Decimal(getattr(number, "text", repr(number)))
-    return same and int("".join(map(str, digits))) <= 2**53 and -22 <= int(exponent) <= 22
+    _, digits, exponent = Decimal(repr(float(number))).as_tuple()
+    return int("".join(map(str, digits))) <= 2**53 and -22 <= int(exponent) <= 22
 
 
 def _inside(value: object) -> Iterable[Any]:

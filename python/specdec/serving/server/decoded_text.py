@@ -16,7 +16,7 @@ from ...loop.sequence import Sequence as Decoded
 from ...result import FinishReason, Producer, TokenLogProb
 from ..engine import EngineStopped
 from ..scheduler import QueueFull
-from .errors import ApiError
+from .errors import ApiError, queue_full
 from .lanes import Lane
 from .metrics import Metrics, RequestMetrics
 from .stop_cut import StopCut
@@ -111,8 +111,7 @@ class DecodedText:
         except ValueError as error:
             raise ApiError.invalid(error) from error
         except QueueFull as error:
-            told = f"too many requests wait: {error}"
-            raise ApiError(429, told, "queue_full", headers={"Retry-After": "1"}) from error
+            raise queue_full(f"too many requests wait: {error}") from error
         except EngineStopped as error:
             raise ApiError(503, "the server takes no requests any more", "engine_stopped") from error
         return cls(detokenizer, lane, number, request, metrics.begin(lane, len(request.prompt)), cut)
@@ -154,7 +153,7 @@ class DecodedText:
             log.warning("a text failed", extra={"facts": {"status": self.ended.status.name, "error": kind}})
             why = "the model's logits define no distribution" if error is None else "it could not be decoded"
             if self.request.grammar is not None and (kind == "ValueError" or Status.TARGET_EMPTY in self.ended.status):
-                raise ApiError(500, "the text failed: its grammar allows no token that the model may emit", "grammar")
+                raise ApiError(400, "the text failed: its grammar allows no token that the model may emit", "grammar")
             raise ApiError(500, f"the text failed: {why}", "decoding_failed")
 
     def _read(self, updates: list[Output]) -> Piece:
