@@ -88,13 +88,19 @@ def _ambiguous(grammar: str) -> str:
     return ""
 
 
-@functools.cache
-def _pattern(pattern: str) -> LLMatcher:
-    """What a pattern means to the library, in an alphabet of bytes."""
+def text_matcher(grammar: str) -> LLMatcher:
+    """A grammar over an alphabet of bytes."""
     from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-    schema = json.dumps({"type": "string", "pattern": pattern})
-    return LLMatcher(LLTokenizer(TokenizerWrapper(_Bytes())), LLMatcher.grammar_from_json_schema(schema), log_level=0)
+    return LLMatcher(LLTokenizer(TokenizerWrapper(_Bytes())), grammar, log_level=0)
+
+
+@functools.cache
+def _pattern(pattern: str) -> LLMatcher:
+    """What a pattern means to the library."""
+    from llguidance import LLMatcher
+
+    return text_matcher(LLMatcher.grammar_from_json_schema(json.dumps({"type": "string", "pattern": pattern})))
 
 
 class _Bytes:
