@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from specdec.sampling.grammar import GrammarCompiler, check_source
-from specdec.sampling.grammar_masks import GrammarMasks
 from specdec.sampling.grammar_limits import LONGEST
+from specdec.sampling.grammar_masks import GrammarMasks
 from specdec.sampling.grammar_source import MOST_CHOICES, GrammarSource
 
 OBJECT = {

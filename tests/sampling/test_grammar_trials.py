@@ -139,7 +139,9 @@ CHAINS = {
     "terminals": lambda depth: chain_of_rules(depth, "A"),
     "groups": lambda depth: regex("(x" * depth + ")*" * depth),
     "options": lambda depth: regex("(x" * depth + "|y)" * depth),
-    "intersections": lambda depth: GrammarSource.lark("start: T\nT: " + " & ".join(f"/x*y{{0,{i}}}/" for i in range(depth))),
+    "intersections": lambda depth: GrammarSource.lark(
+        "start: T\nT: " + " & ".join(f"/x*y{{0,{i}}}/" for i in range(depth))
+    ),
 }
 
 

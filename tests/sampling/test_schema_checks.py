@@ -50,7 +50,9 @@ def test_what_the_library_does_not_keep_is_refused_by_name(given, told, embedded
     assert str(error.value).startswith(f"field: got {told}")
 
 
-@pytest.mark.parametrize("given", [{"default": BIG}, {"examples": [0.1 + 0.2]}, {"minProperties": 2, "required": ["a"]}])
+@pytest.mark.parametrize(
+    "given", [{"default": BIG}, {"examples": [0.1 + 0.2]}, {"minProperties": 2, "required": ["a"]}]
+)
 def test_what_it_does_not_read_is_not_refused(given):
     assert json.loads(schema(given).text) == given
 

@@ -1,5 +1,5 @@
-"""Grammars within all limits of their texts that end a process which compiles them, or keep it busy: each with the words
-in which it is refused."""
+"""Grammars within all limits of their texts that end a process which compiles them, or keep it busy: each with the
+words in which it is refused."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def patterns(count: int, salt: str = "") -> GrammarSource:
 
 
 def properties(count: int) -> GrammarSource:
-    return GrammarSource.json_schema({"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(count)}})
+    return GrammarSource.json_schema(
+        {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(count)}}
+    )
 
 
 def in_lark(schema: dict) -> GrammarSource:
@@ -43,7 +45,10 @@ HOSTILE: dict[str, tuple[Callable[[], GrammarSource], str]] = {
     "patterns in lark": (lambda: in_lark(json.loads(patterns(24).text)), SLOW),
     "multiples": (lambda: GrammarSource.json_schema({"type": "integer", "multipleOf": 2**31}), SLOW),
     "options": (lambda: GrammarSource.regex("a?" * 20_000), SLOW),
-    "more options": (lambda: GrammarSource.regex("".join(f"(a{i})?" for i in range(8000))), "too many expressions|takes"),
+    "more options": (
+        lambda: GrammarSource.regex("".join(f"(a{i})?" for i in range(8000))),
+        "too many expressions|takes",
+    ),
     "repetitions": (lambda: GrammarSource.regex("".join(f".{{1,{i + 2}}}" for i in range(60))), "too many expressions"),
     "properties": (lambda: properties(1300), "Current row has"),
     "many properties": (lambda: properties(2000), "Current row has"),
@@ -62,12 +67,16 @@ def random_source(seed: int) -> GrammarSource:
         rules = (f"r{i}: {_body(chance, i)}" for i in range(chance.choice((3, 30, 300))))
         return GrammarSource.lark("\n".join(("start: r0", *rules)))
     length = int(2 ** chance.uniform(2, 11.5))
-    return chain_of_references(min(length, 1000)) if kind == "references" else chain_of_rules(length, chance.choice("aA"))
+    return (
+        chain_of_references(min(length, 1000)) if kind == "references" else chain_of_rules(length, chance.choice("aA"))
+    )
 
 
 def _schema(chance: random.Random, depth: int) -> dict:
     if depth == 0:
-        return chance.choice(({"type": "integer"}, {"pattern": "a.*b"}, {"enum": [1, "x", None]}, {}, {"multipleOf": 0.5}))
+        return chance.choice(
+            ({"type": "integer"}, {"pattern": "a.*b"}, {"enum": [1, "x", None]}, {}, {"multipleOf": 0.5})
+        )
     inner = _schema(chance, depth - 1)
     other = _schema(chance, chance.randrange(min(depth, 4)))
     return chance.choice(
@@ -92,5 +101,14 @@ def _regex(chance: random.Random, depth: int) -> Iterator[str]:
 
 
 def _body(chance: random.Random, at: int) -> str:
-    words = ('"a"', "/[a-z]+/", f"r{at + 1}", f"r{max(0, at - 1)}", f'(r{at + 1} | "b")*', f"r{at + 1}{{2,9}}", '~"a"', "%json {}")
+    words = (
+        '"a"',
+        "/[a-z]+/",
+        f"r{at + 1}",
+        f"r{max(0, at - 1)}",
+        f'(r{at + 1} | "b")*',
+        f"r{at + 1}{{2,9}}",
+        '~"a"',
+        "%json {}",
+    )
     return " ".join(chance.choice(words) for _ in range(chance.randrange(1, 4)))

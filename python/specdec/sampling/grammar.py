@@ -173,5 +173,5 @@ def _not_held(name: str, words: str) -> ValueError:
 
 def one_line(words: str) -> str:
     """The library's words as a part of an error message."""
-    line = " ".join(words.split())
+    line = " ".join(words.replace("<non-verbose/>", "").split())
     return line if len(line) <= 300 else line[:297] + "..."

@@ -18,8 +18,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .grammar_limits import LANES, Lane
 from .grammar_fork import TOO_DEEP, TOO_MUCH, held, limit, verdict
+from .grammar_limits import LANES, Lane
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer

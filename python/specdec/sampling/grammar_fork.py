@@ -79,8 +79,8 @@ def verdict(vocabulary: LLTokenizer | None, grammar: str) -> str:
 
 
 def _ambiguous(grammar: str) -> str:
-    """The library joins the schemas of a property that is listed and matches a pattern as well in a way that leaves some
-    texts without an end."""
+    """The library joins the schemas of a property that is listed, and matches a pattern as well, in a way that leaves
+    some texts without an end."""
     for schema in schemas_in(grammar):
         for pattern, name in patterns_beside_names(schema):
             if _finds(pattern, name):

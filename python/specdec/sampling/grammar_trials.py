@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import IO, NamedTuple, cast
 
-# Modules are looked for where this process looks for them, and nowhere else: not in the folder that it happens to be in.
+# Modules are looked for where this process looks for them, and nowhere else.
 _COMMAND = "import sys; sys.path[:] = sys.argv[1:]; from specdec.sampling.grammar_child import main; main()"
 _TRIES = 2  # of a grammar whose process was ended, which it has hardly done itself
 _KEPT = 128  # verdicts

@@ -86,8 +86,8 @@ def _numbers(value: object) -> Iterator[int | float]:
 
 
 def _is_kept(number: int | float) -> bool:
-    """Whether the library, which reads digits as a float64 and multiplies it by a power of ten, has the number as it was
-    written."""
+    """Whether the library, which reads digits as a float64 and multiplies it by a power of ten, has the number as it
+    was written."""
     if isinstance(number, int):
         return abs(number) <= 2**53
     if not math.isfinite(number) or isinstance(number, Written) and not number.is_exact:

@@ -77,7 +77,9 @@ def test_honest_clients_do_not_notice(server, rounds):
 
     beside = asyncio.run(together())
     after = _resident_bytes(pid)
-    print(json.dumps({"alone": alone.slowest, "beside": beside.slowest, "bytes": [before, after], "answers": dict(seen)}))
+    print(
+        json.dumps({"alone": alone.slowest, "beside": beside.slowest, "bytes": [before, after], "answers": dict(seen)})
+    )
     assert beside.texts == alone.texts and {*seen} <= {400, 429} and seen[400]
     assert after < 1.1 * before
     assert beside.slowest < 2 * alone.slowest + 0.5

@@ -48,7 +48,7 @@ class Grammars:
             calls: the grammar of its answers, if they have to call tools.
 
         Raises:
-            ApiError: the library cannot hold it, it does not go together with other fields, or too many wait for theirs.
+            ApiError: the library cannot hold it, it does not go together with other fields, or too many wait.
         """
         form, outputs = body.response_format, body.structured_outputs
         if form is not None and form.type == "text":
