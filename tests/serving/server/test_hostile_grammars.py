@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -36,26 +37,21 @@ class Load(NamedTuple):
 
 
 @pytest.fixture
-def server() -> Iterator[tuple[str, int]]:
+def server(tmp_path) -> Iterator[tuple[str, int]]:
     """``specdec serve`` in a process of its own; its address and number."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-m", "specdec", "serve", "--port", "0", "--rows", "16", "--device", "cpu"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, text=True)
-    assert process.stdout is not None
-    told = ""
-    for line in process.stdout:
-        told += line
-        if "http://127.0.0.1:" in line:
-            break
-    else:
-        pytest.fail(told)
-    url = "http://127.0.0.1:" + told.split("http://127.0.0.1:")[1].split("/")[0].split()[0]
-    _wait_until_ready(url)
-    yield url, process.pid
-    assert process.poll() is None, "the server has ended"
-    process.send_signal(signal.SIGTERM)
-    process.stdout.read()
-    assert process.wait(60) in (0, -signal.SIGTERM)
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        port = bound.getsockname()[1]
+    options = ["--port", str(port), "--rows", "16", "--device", "cpu"]
+    with (tmp_path / "log").open("w+") as log:
+        command = [sys.executable, "-m", "specdec", "serve", *options]
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
+        url = f"http://127.0.0.1:{port}"
+        _wait_until_ready(url, process)
+        yield url, process.pid
+        assert process.poll() is None, "the server has ended"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) in (0, -signal.SIGTERM)
 
 
 @pytest.mark.parametrize("rounds", [1, pytest.param(6, marks=pytest.mark.nightly)])
@@ -134,9 +130,9 @@ def _body(prompt: str, tokens: int, form: dict | None) -> dict:
     return {"model": "specdec-embedded", "prompt": prompt, "max_tokens": tokens, "seed": 7, "response_format": form}
 
 
-def _wait_until_ready(url: str) -> None:
+def _wait_until_ready(url: str, process: subprocess.Popen) -> None:
     deadline = time.monotonic() + SECONDS
-    while time.monotonic() < deadline:
+    while time.monotonic() < deadline and process.poll() is None:
         try:
             urllib.request.urlopen(f"{url}/ready", timeout=5)
             return
