@@ -8,9 +8,10 @@ import re
 import jsonschema
 import pytest
 from specdec.cli import app
-from support.commands import PROMPT, refused, rows
+from support.commands import PROMPT, invoke, refused, rows
 from support.failing_grammars import let_objects_fail
 from support.grammars import SCHEMAS
+from support.hostile_grammars import HOSTILE
 from typer.testing import CliRunner
 
 NUMBER = ("--regex", "[0-9]{2,4}")
@@ -94,3 +95,32 @@ def test_a_line_that_cannot_be_is_named(tmp_path):
     path.write_text(json.dumps({"prompt": "x"}) + "\n" + json.dumps({"prompt": "x", "regex": "["}) + "\n")
     message = refused("generate", "--batch-file", path)
     assert re.search("line 2 of .*lines.jsonl.*: regex: llguidance cannot hold it", message), message
+
+
+def test_a_line_whose_grammar_costs_too_much_fails_alone(tmp_path):
+    """Also one that would end the process; the others have the texts that they have without it."""
+    honest = [{"prompt": PROMPT, "regex": "[0-9]{3}"}, {"prompt": PROMPT, "json_schema": SCHEMAS["array"]}]
+    path, output = tmp_path / "lines.jsonl", tmp_path / "out.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in honest))
+    alone = {row["id"]: row["text"] for row in rows("--batch-file", path)}
+    deep, large = (json.loads(HOSTILE[name][0]().text) for name in ("references", "multiples"))
+    hostile = [{"id": f"h{i}", "prompt": PROMPT, "json_schema": schema} for i, schema in enumerate((deep, large))]
+    path.write_text("".join(json.dumps(line) + "\n" for line in (honest[0], *hostile, {**honest[1], "id": 1})))
+    result = invoke("generate", "--batch-file", path, "--output", output, "--no-progress")
+    assert result.exit_code == 3, result.output
+    found = {row["id"]: row for row in map(json.loads, output.read_text().splitlines())}
+    assert {id: row["text"] for id, row in found.items() if row["finish_reason"] != "failed"} == alone
+    errors = [found[f"h{i}"]["error"] for i in range(2)]
+    assert re.search("json_schema: llguidance cannot hold it: .* too deeply", errors[0]), errors
+    assert re.search("json_schema: llguidance cannot hold it: it takes more than", errors[1]), errors
+    assert "--json-schema: llguidance cannot hold it: it nests" in refused(
+        "generate", PROMPT, "--json-schema", json.dumps(deep)
+    )
+
+
+@pytest.mark.parametrize("number", ["0.123456789012345678", "1234567890123456789"])
+def test_digits_of_schemas_are_not_lost_on_the_way(tmp_path, number):
+    path = tmp_path / "lines.jsonl"
+    path.write_text(f'{{"prompt": "x", "json_schema": {{"const": {number}}}, "temperature": 0.50}}\n')
+    for given in (("--batch-file", path), (PROMPT, "--json-schema", f'{{"const": {number}}}')):
+        assert f"got const with {number}" in refused("generate", *given)

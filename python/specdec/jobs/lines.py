@@ -17,6 +17,7 @@ from ..loop.log_probs import check_log_probs
 from ..sampling.grammar import check_source
 from ..sampling.grammar_source import GrammarSource
 from ..sampling.params import read_bias
+from ..sampling.schema_checks import Written
 from ..stopping import read_stop_strings
 
 if TYPE_CHECKING:
@@ -255,4 +256,4 @@ def _each_key_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return whole
 
 
-_JSON = json.JSONDecoder(object_pairs_hook=_each_key_once)
+_JSON = json.JSONDecoder(object_pairs_hook=_each_key_once, parse_float=Written)  # digits count in schemas

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from ..loop.sequence import Sequence as Decoded
-    from ..sampling.grammar import GrammarCompiler
+    from ..sampling.grammar import Grammar, GrammarCompiler
+    from ..sampling.grammar_source import GrammarSource
 
 
 class Runner(Protocol):
@@ -56,12 +57,19 @@ class RequestMaker:
         s = line.settings
         names = vars(s).keys() - {*SAMPLING, *GRAMMARS}
         of_line = {name: getattr(s, name) for name in names} | {
-            "grammar": None if (source := s.grammar) is None else self._compiler().compile(source),
+            "grammar": None if (source := s.grammar) is None else self._grammar(source),
             "seed": next_seed(s.seed, further),
             "stop": self._stop(s.stop) if s.stop else None,
             "banned_tokens": [*s.banned_tokens, *self._banned],
         }
         return Request(line.tokens(self._tokenizer), params=line.params, id=line, **of_line)
+
+    def _grammar(self, source: GrammarSource) -> Grammar | ValueError:
+        """One that cannot be had fails its line alone."""
+        try:
+            return self._compiler().compile(source, source.kind)
+        except ValueError as error:
+            return error
 
 
 def decode_lines(

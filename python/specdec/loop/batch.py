@@ -26,6 +26,7 @@ from ..models.cached_model import CachedModel
 from ..models.kv_cache import visible_slots
 from ..models.prompt_parts import PromptParts
 from ..result import FinishReason
+from ..sampling.grammar import Grammar
 from ..sampling.grammar_masks import GrammarMasks
 from ..sampling.processors import Processors
 from ..sampling.token_table import HostTable
@@ -248,7 +249,7 @@ class Batch:
             ends = sequence.eos, request.min_new_tokens
             self.table.begin(row, sequence.params, sequence.bias, sequence.seen, sequence.prompt_length, *ends)
             self.state.processors.of_rows[row] = sequence.processors
-            if request.grammar is not None:
+            if isinstance(request.grammar, Grammar):
                 self.state.grammars.begin(row, request.grammar)
             self.state.ends[row] = sequence.eos
             self.state.predictions[row] = sequence.prediction if sequence.may_draft else ()

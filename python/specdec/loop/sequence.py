@@ -62,7 +62,8 @@ class Request:
             can be told by the time to the first token, so what must not know of each other needs different ones.
         grammar: what the text has to be, from its first token on (``SpeculativeDecoder.grammar_compiler``). Not
             together with ``min_new_tokens``, and not of trees. Each token is drawn from the target's distribution over
-            those that the grammar allows.
+            those that the grammar allows. The error that there was instead of a grammar makes the request one that is
+            refused, as others are that are not right.
 
     Example:
         >>> from specdec import Request, SamplingParams, Scheduler, SpeculativeDecoder, load_embedded_pair
@@ -94,7 +95,7 @@ class Request:
     prediction: abc.Sequence[int] | None = None
     owner: Hashable = None
     scope: Hashable = None
-    grammar: Grammar | None = None
+    grammar: Grammar | ValueError | None = None
 
 
 class Output(NamedTuple):
@@ -356,7 +357,9 @@ def read_ids(name: str, ids: object, vocab_size: int) -> list[int]:
     return list(read_as(name, read_prompts, [ids], None, vocab_size)[0])
 
 
-def _check_grammar(grammar: Grammar, eos: frozenset[int], min_new_tokens: int, vocab_size: int) -> None:
+def _check_grammar(grammar: Grammar | ValueError, eos: frozenset[int], min_new_tokens: int, vocab_size: int) -> None:
+    if isinstance(grammar, ValueError):
+        raise grammar
     if not isinstance(grammar, Grammar):
         refuse("grammar", type(grammar).__name__, "a Grammar, which a GrammarCompiler makes")
     if grammar.vocab_size != vocab_size:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import threading
+from collections import OrderedDict
 from collections.abc import Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from ..checks import refuse
+from .grammar_limits import library_limits
 from .grammar_source import GrammarSource
+from .grammar_trials import GrammarTrials, Verdict, Vocabulary
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-_KEPT = 64  # compiled grammars of a compiler
-# What a grammar, and then each mask, may cost. The library's own bounds allow ten times as much.
-_LEXER_FUEL, _LEXER_STATES, _GRAMMAR_SIZE = 500_000, 50_000, 100_000
+_KEPT, _KEPT_BYTES = 64, 256 << 20  # compiled grammars of a compiler, and what they took
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,8 +44,9 @@ class Grammar:
 
 
 class GrammarCompiler:
-    """Compiles grammars for a model and its tokenizer. Threads may share it, and it keeps the last grammars. Making it
-    takes no time; the first grammar takes about a second, in which the library reads the vocabulary.
+    """Compiles grammars for a model and its tokenizer. Threads may share it, and it keeps the last grammars. Each is tried
+    in another process first, within limits of time, memory and depth, since some end the process that compiles them.
+    Making it takes no time; the first grammar takes about a second, in which both processes read the vocabulary.
 
     Args:
         tokenizer: the target's, a fast one.
@@ -69,56 +73,74 @@ class GrammarCompiler:
             refuse("tokenizer", f"a {type(tokenizer).__name__}", "for grammars a fast tokenizer")
         if not self.eos:
             refuse("eos_token_id", "none", "for grammars one or more: they end a text")
-        self._tokenizer, self._lock = tokenizer, threading.Lock()
-        self._vocabulary: LLTokenizer | None = None
-        self._compiled = functools.lru_cache(_KEPT)(self._compile)
+        self._tokenizer, self._lock, self._reading = tokenizer, threading.Lock(), threading.Lock()
+        self._read: LLTokenizer | None = None
+        self._trials = GrammarTrials(self._vocabulary)
+        self._grammars = OrderedDict[GrammarSource, tuple[Grammar, int]]()
 
     def compile(self, source: GrammarSource, name: str = "grammar") -> Grammar:
-        """Returns the grammar, compiled with the mask of its first token, or one that was compiled before.
+        """Returns the grammar, compiled with the mask of its first token, or one that was compiled before. It is tried
+        in another process first, which it may end.
 
         Args:
             name: what errors call it.
 
         Raises:
-            ValueError: the library cannot hold it. The message has its words.
+            ValueError: the library cannot hold it, within limits of time, memory and depth. The message has its words.
         """
-        try:
-            return self._compiled(source)
-        except _NotHeld as error:
-            raise ValueError(f"{name}: {error}") from None
+        if (kept := self.kept(source)) is not None:
+            return kept
+        trial = self.trial(source, name)
+        self._read_vocabulary()  # while the other process reads it, too
+        return self.tried(source, trial.result(), name)
 
-    def _compile(self, source: GrammarSource) -> Grammar:
-        from llguidance import LLMatcher, LLParserLimits
+    def kept(self, source: GrammarSource) -> Grammar | None:
+        """Returns one that was compiled before."""
+        with self._lock:
+            if (kept := self._grammars.get(source)) is None:
+                return None
+            self._grammars.move_to_end(source)
+            return kept[0]
 
+    def trial(self, source: GrammarSource, name: str = "grammar") -> Future[Verdict]:
+        """The first half of ``compile``, for those who would rather wait otherwise. Cancelling it saves the work."""
         try:
-            text = source.for_library()
-            limits = LLParserLimits(
-                initial_lexer_fuel=_LEXER_FUEL,
-                max_lexer_states=_LEXER_STATES,
-                max_grammar_size=_GRAMMAR_SIZE,
-                verbose_errors=False,
-            )
-            matcher = LLMatcher(self._read_vocabulary(), text, log_level=0, limits=limits)
-            if not matcher.is_error():
-                matcher.compute_bitmask()  # much of the work is done here
+            return self._trials.submit(source.for_library())
         except ValueError as error:
-            raise _NotHeld(f"llguidance cannot hold it: {one_line(str(error))}") from error
+            raise _not_held(name, str(error)) from error
+
+    def tried(self, source: GrammarSource, verdict: Verdict, name: str = "grammar") -> Grammar:
+        """The second half of ``compile``."""
+        from llguidance import LLMatcher
+
+        if verdict.words:
+            raise _not_held(name, verdict.words)
+        matcher = LLMatcher(self._read_vocabulary(), source.for_library(), log_level=0, limits=library_limits())
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # much of the work is done here
         if matcher.is_error():
-            raise _NotHeld(f"llguidance cannot hold it: {one_line(matcher.get_error())}")
-        return Grammar(source, self.vocab_size, self.eos, matcher)
+            raise _not_held(name, matcher.get_error())
+        grammar = Grammar(source, self.vocab_size, self.eos, matcher)
+        with self._lock:
+            self._grammars[source] = grammar, verdict.bytes
+            while len(self._grammars) > _KEPT or sum(size for _, size in self._grammars.values()) > _KEPT_BYTES:
+                self._grammars.popitem(last=False)
+        return grammar
+
+    def _vocabulary(self) -> Vocabulary:
+        backend = copy.copy(cast("PreTrainedTokenizerFast", self._tokenizer).backend_tokenizer)
+        backend.no_padding()
+        backend.no_truncation()
+        return Vocabulary(backend.to_str(), self.vocab_size, sorted(self.eos))
 
     def _read_vocabulary(self) -> LLTokenizer:
-        from llguidance.hf import from_tokenizer
+        from llguidance import LLTokenizer
 
-        with self._lock:
-            if self._vocabulary is None:
-                tokenizer, eos = cast("PreTrainedTokenizerFast", self._tokenizer), sorted(self.eos)
-                self._vocabulary = from_tokenizer(tokenizer, n_vocab=self.vocab_size, eos_token=eos)
-            return self._vocabulary
-
-
-class _NotHeld(Exception):
-    """Why the library cannot hold a grammar."""
+        with self._reading:
+            if self._read is None:
+                text, size, eos = self._vocabulary()
+                self._read = LLTokenizer(text, n_vocab=size, eos_token=eos)
+            return self._read
 
 
 def check_installed() -> None:
@@ -130,19 +152,27 @@ def check_installed() -> None:
 
 
 def check_source(source: GrammarSource, name: str = "grammar") -> None:
-    """Raises ValueError with the library's words if it cannot hold a grammar whatever the tokenizer is."""
+    """Raises ValueError with the library's words if it cannot hold a grammar whatever the tokenizer is. What would take
+    long to tell, or too much, is left to ``GrammarCompiler``."""
     check_installed()
-    from llguidance import LLMatcher
-
     try:
-        words = LLMatcher.validate_grammar(source.for_library())
+        verdict = _without_vocabulary().submit(source.for_library()).result()
     except ValueError as error:
-        words = str(error)
-    if words and not words.startswith("WARNING"):
-        raise ValueError(f"{name}: llguidance cannot hold it: {one_line(words)}")
+        raise _not_held(name, str(error)) from error
+    if verdict.words and not verdict.limit:
+        raise _not_held(name, verdict.words)
+
+
+@functools.cache
+def _without_vocabulary() -> GrammarTrials:
+    return GrammarTrials(None)
+
+
+def _not_held(name: str, words: str) -> ValueError:
+    return ValueError(f"{name}: llguidance cannot hold it: {one_line(words)}")
 
 
 def one_line(words: str) -> str:
     """The library's words as a part of an error message."""
-    line = " ".join(words.split())
+    line = " ".join(words.replace("<non-verbose/>", "").split())
     return line if len(line) <= 300 else line[:297] + "..."

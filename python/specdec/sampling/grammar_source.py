@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..checks import refuse, shown
+from .grammar_limits import LONGEST, check_repeats
+from .schema_checks import check_schema, read_schema, schemas_in
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
-LONGEST = 65_536  # characters of a grammar
 MOST_CHOICES = 1_000
-_DEEPEST, _MOST_VALUES = 64, 4_096  # of a schema: compiling takes the square of the number of its properties
-_MOST_REPEATS = 4_096  # of a regex, where repetitions within repetitions multiply
 # One or two blanks, or a new line with the indentation of 8 levels. Without a bound a small model may write blanks
 # until its text is full.
 _WHITE_SPACE = r"( {1,2}|\n {0,16})"
@@ -54,18 +53,18 @@ class GrammarSource:
         if isinstance(schema, str):
             _check_length(name, schema)
             try:
-                schema = json.loads(schema)
+                schema = read_schema(schema)
             except (ValueError, RecursionError):
                 refuse(name, shown(schema), "a JSON Schema: a JSON object")
         if not isinstance(schema, Mapping):
             refuse(name, shown(schema), "a JSON Schema: a JSON object")
-        _check_size(name, schema)
+        check_schema(name, schema)
         return cls("json_schema", _check_length(name, json.dumps(schema, ensure_ascii=False)))
 
     @classmethod
     def regex(cls, regex: str, name: str = "grammar") -> GrammarSource:
         """What a regular expression matches as a whole: Rust's syntax, without look-around and back-references."""
-        return cls("regex", _check_repeats(name, _check_text(name, regex, "a regular expression")))
+        return cls("regex", check_repeats(name, _check_text(name, regex, "a regular expression")))
 
     @classmethod
     def choice(cls, choices: Sequence[str], name: str = "grammar") -> GrammarSource:
@@ -89,7 +88,10 @@ class GrammarSource:
     @classmethod
     def lark(cls, grammar: str, name: str = "grammar") -> GrammarSource:
         """A Lark grammar in llguidance's dialect, or the JSON that its structural tags become."""
-        return cls("lark", _check_repeats(name, _check_text(name, grammar, "a Lark grammar")))
+        text = check_repeats(name, _check_text(name, grammar, "a Lark grammar"))
+        for schema in schemas_in(text):
+            check_schema(name, schema)
+        return cls("lark", text)
 
     def after(self, mark: str, special: bool = False) -> GrammarSource:
         """Any text up to ``mark``, such as "</think>", and then this. It is one grammar, so the mark may come anywhere
@@ -154,62 +156,3 @@ def _check_length(name: str, text: str) -> str:
     if len(text) > LONGEST:
         refuse(name, f"{len(text)} characters", f"up to {LONGEST}")
     return text
-
-
-def _check_size(name: str, schema: object) -> None:
-    """Bounds what compiling costs, since nothing can interrupt it."""
-    level, count, depth = [schema], 1, 0  # values of one depth, those so far, and the depth
-    while level:
-        if depth > _DEEPEST:
-            refuse(name, f"a schema nested more than {_DEEPEST} deep", f"up to {_DEEPEST}")
-        if count > _MOST_VALUES:
-            refuse(name, f"a schema of more than {_MOST_VALUES} values", f"up to {_MOST_VALUES}")
-        values: list[object] = []
-        for each in level:
-            if isinstance(each, Mapping):
-                values += each.values()
-                for pattern in (each.get("pattern"), *_keys(each.get("patternProperties"))):
-                    if isinstance(pattern, str):
-                        _check_repeats(name, pattern)
-            elif isinstance(each, list):
-                values += each
-        level, count, depth = values, count + len(values), depth + 1
-
-
-def _keys(value: object) -> Iterable[object]:
-    return value if isinstance(value, Mapping) else ()
-
-
-def _check_repeats(name: str, regex: str) -> str:
-    if (repeats := _repeats(regex)) > _MOST_REPEATS:
-        refuse(name, f"repetitions that multiply to {repeats}", f"up to {_MOST_REPEATS}")
-    return regex
-
-
-def _repeats(regex: str) -> int:
-    """An upper bound of how often the counted repetitions of a regex, one in the other, repeat something."""
-    most, groups, last, i = 1, [1], 1, 0
-    while i < len(regex):
-        character = regex[i]
-        if character == "\\":
-            last, i = 1, i + 1
-        elif character == "[":
-            end = regex.find("]", i + 2)
-            last, i = 1, len(regex) if end < 0 else end
-        elif character == "(":
-            groups.append(1)
-        elif character == ")" and len(groups) > 1:
-            last = groups.pop()
-            groups[-1] = max(groups[-1], last)
-        elif character == "{":
-            inside, closed, _ = regex[i + 1 : i + 64].partition("}")
-            numbers = [n.strip().lstrip("0")[:10] for n in inside.split(",") if n.strip().isdecimal() and n.isascii()]
-            if not closed and inside[:1].isdigit():
-                return _MOST_REPEATS + 1  # nobody writes a number of so many digits
-            last *= max((int(n or 1) for n in numbers), default=1)
-            groups[-1] = max(groups[-1], last)
-            i += len(inside) + 1 if closed else 0
-        elif character not in "*+?":
-            last = 1
-        most, i = max(most, groups[-1]), i + 1
-    return most

@@ -123,6 +123,8 @@ def test_names_of_other_hosts_are_refused_on_the_loopback_interface():
         (b'{"a": NaN}', "NaN"),
         (b"[-Infinity]", "-Infinity"),
         (b"1e999", "float64"),
+        (b"0.123456789012345678", "more digits than a float64"),
+        (b"1e-99999999999999999999999", "more digits than a float64"),
         (b"-" + b"9" * 10_000, "64 bits"),
         (b"18446744073709551616", "64 bits"),
         (b'"\\ud800"', "surrogate"),
@@ -145,7 +147,7 @@ def test_json_that_parsers_read_differently(body, words):
 
 
 def test_json_passes_as_it_is():
-    body = {"a": [1, -(2**63), 2**64 - 1, 1.5e300, "\U0001f600\x00", None, True], "b": {"": {}}}
+    body = {"a": [1, -(2**63), 2**64 - 1, 1.5e300, 0.1 + 0.2, "\U0001f600\x00", None, True], "b": {"": {}}}
     nested: list = []
     for _ in range(29):
         nested = [nested]

@@ -15,6 +15,7 @@ import pytest
 from pydantic import BaseModel, Field
 from support.failing_grammars import let_objects_fail
 from support.grammars import SCHEMAS
+from support.hostile_grammars import HOSTILE
 
 PROMPT = "class Stack:\n    def push(self, item):"
 MESSAGES = [{"role": "user", "content": "Write a loop."}]
@@ -101,6 +102,13 @@ def a_schema(schema: dict) -> dict:
     [
         (a_schema({"uniqueItems": True}), "response_format", r'cannot hold it: Unimplemented keys: \["uniqueItems"\]'),
         (a_schema({"properties": {str(i): {} for i in range(5000)}}), "response_format", "more than 4096 values"),
+        (a_schema({"const": 2**60}), "response_format", f"const with {2**60}"),
+        (a_schema({"x-guidance": {"item_separator": ";"}}), "response_format", "x-guidance"),
+        (a_schema({"items": {"$ref": "#/items"}, "minProperties": 2}), "response_format", "minProperties 2"),
+        (a_schema(json.loads(HOSTILE["references"][0]().text)), "response_format", "too deeply to be compiled"),
+        (a_schema(json.loads(HOSTILE["properties"][0]().text)), "response_format", "cannot hold it: .*Current row"),
+        (outputs(grammar=HOSTILE["rules"][0]().text), "structured_outputs", "too deeply to be compiled"),
+        (outputs(regex=HOSTILE["options"][0]().text), "structured_outputs", "it takes more than"),
         ({"response_format": {"type": "json_schema"}}, "response_format", "without a schema"),
         ({"response_format": {"type": "grammar"}}, "response_format.type", "got 'grammar'"),
         (outputs(regex="(?=a)b"), "structured_outputs", "look-around"),

@@ -17,7 +17,7 @@ from ...result import FinishReason, Producer, TokenLogProb
 from ...sampling.grammar_masks import GrammarError
 from ..engine import EngineStopped
 from ..scheduler import QueueFull
-from .errors import ApiError
+from .errors import ApiError, queue_full
 from .lanes import Lane
 from .metrics import Metrics, RequestMetrics
 from .stop_cut import StopCut
@@ -112,8 +112,7 @@ class DecodedText:
         except ValueError as error:
             raise ApiError.invalid(error) from error
         except QueueFull as error:
-            told = f"too many requests wait: {error}"
-            raise ApiError(429, told, "queue_full", headers={"Retry-After": "1"}) from error
+            raise queue_full(f"too many requests wait: {error}") from error
         except EngineStopped as error:
             raise ApiError(503, "the server takes no requests any more", "engine_stopped") from error
         return cls(detokenizer, lane, number, request, metrics.begin(lane, len(request.prompt)), cut)
@@ -157,7 +156,7 @@ class DecodedText:
             if isinstance(self.ended.exception, GrammarError):  # of a schema that came with the request
                 raise ApiError(400, f"the text failed in the middle: {self.ended.exception}", "grammar")
             if self.request.grammar is not None and Status.TARGET_EMPTY in self.ended.status:
-                raise ApiError(500, "the text failed: its grammar allows no token that the model may emit", "grammar")
+                raise ApiError(400, "the text failed: its grammar allows no token that the model may emit", "grammar")
             raise ApiError(500, f"the text failed: {why}", "decoding_failed")
 
     def _read(self, updates: list[Output]) -> Piece:

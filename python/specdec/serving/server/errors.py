@@ -63,6 +63,10 @@ class ApiError(Exception):
         return JSONResponse(self.body, self.status, self.headers)
 
 
+def queue_full(told: str) -> ApiError:
+    return ApiError(429, told, "queue_full", headers={"Retry-After": "1"})
+
+
 class Error(BaseModel):
     message: str
     type: str

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+from ...sampling.schema_checks import Written
 from .errors import ApiError
 
 MAX_DEPTH = 32
@@ -15,7 +16,7 @@ _INTEGERS = range(-(2**63), 2**64)
 
 def check_json(body: bytes) -> None:
     """Refuses what parsers read differently, and what is made to cost more than it weighs: other encodings than UTF-8,
-    names that occur twice, NaN and Infinity, numbers beyond 64 bits, lone surrogates, and deep nesting.
+    names that occur twice, NaN and Infinity, numbers that 64 bits do not keep, lone surrogates, and deep nesting.
 
     Raises:
         ApiError: 400; says what is wrong, but not with words of the body.
@@ -62,9 +63,13 @@ def _constant(name: str) -> None:
 
 
 def _float(digits: str) -> float:
-    value = float(digits)
+    value = Written(digits)
     if math.isinf(value):
         raise _refused("a number is beyond the range of float64")
+    # Some languages write 17 digits of every number, of which the last ones say no more than which float64 it is.
+    many = len(digits.lower().partition("e")[0].replace(".", "").strip("-0")) > 17
+    if (many or value == 0) and not value.is_exact:
+        raise _refused("a number has more digits than a float64 keeps")
     return value
 
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from ...sampling.grammar import Grammar, GrammarCompiler
+from ...sampling.grammar_limits import LANES
 from ...sampling.grammar_source import GrammarSource
 from .call_grammar import CallGrammar
-from .errors import ApiError
+from .errors import ApiError, queue_full
 from .lanes import Lane
 from .request_bodies import GenerationBody, ResponseFormat, StructuredOutputs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+_Asked: TypeAlias = ResponseFormat | StructuredOutputs | CallGrammar
+_MOST_WAITING = 256  # for their grammars; as many texts may wait for rows
 _MAKERS = {
     "json": GrammarSource.json_schema,
     "regex": GrammarSource.regex,
@@ -25,15 +28,17 @@ _MAKERS = {
 
 
 class Grammars:
-    """Compiles the grammars of requests in few threads of its own, so that large ones hold up each other and nothing
-    else. The last ones are kept.
+    """Compiles the grammars of requests beside the engines: those that take long hold up each other and nothing else,
+    and those of clients who have left are given up. The last ones are kept.
 
     Args:
         tokenizer: of the model that is served.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase):
-        self._tokenizer, self._threads = tokenizer, ThreadPoolExecutor(2, "specdec-grammar")
+        self._tokenizer, self._waiting = tokenizer, 0
+        self._quick = ThreadPoolExecutor(2, "specdec-grammar")
+        self._slow = ThreadPoolExecutor(1, "specdec-large-grammar")
         self._compiler: GrammarCompiler | None = None
 
     async def of(self, body: GenerationBody, calls: CallGrammar | None, lane: Lane) -> Grammar | None:
@@ -43,7 +48,7 @@ class Grammars:
             calls: the grammar of its answers, if they have to call tools.
 
         Raises:
-            ApiError: the library cannot hold it, or it does not go together with other fields.
+            ApiError: the library cannot hold it, it does not go together with other fields, or too many wait.
         """
         form, outputs = body.response_format, body.structured_outputs
         if form is not None and form.type == "text":
@@ -58,20 +63,33 @@ class Grammars:
         for name in ("min_tokens", "ignore_eos"):
             if getattr(body, name):
                 raise _refused(name, f"not together with {field}: a grammar says where a text ends")
-        loop = asyncio.get_running_loop()
+        if self._waiting >= _MOST_WAITING:
+            raise queue_full(f"{self._waiting} grammars wait to be compiled, allowed: {_MOST_WAITING}")
+        self._waiting += 1
         try:
-            return await loop.run_in_executor(self._threads, self._compile, field, asked[field], lane)
+            if self._compiler is None:  # all lanes have one target
+                self._compiler = GrammarCompiler(self._tokenizer, lane.vocab_size, lane.eos)
+            return await self._compiled(self._compiler, field, asked[field])
         except ValueError as error:
             raise ApiError.invalid(error, field) from error
+        finally:
+            self._waiting -= 1
 
-    def _compile(self, field: str, asked: ResponseFormat | StructuredOutputs | CallGrammar, lane: Lane) -> Grammar:
-        if self._compiler is None:  # all lanes have one target
-            self._compiler = GrammarCompiler(self._tokenizer, lane.vocab_size, lane.eos)
-        if isinstance(asked, CallGrammar):
-            source = asked.source()
-        else:
-            source = _of_format(asked) if isinstance(asked, ResponseFormat) else _of_outputs(asked)
-        return self._compiler.compile(source, field)
+    async def _compiled(self, compiler: GrammarCompiler, field: str, asked: _Asked) -> Grammar:
+        loop = asyncio.get_running_loop()
+        source = await loop.run_in_executor(self._quick, _source_of, asked)
+        if (kept := compiler.kept(source)) is not None:
+            return kept
+        # The first trial of all begins a process, which takes longer than other requests should wait.
+        verdict = await asyncio.wrap_future(await loop.run_in_executor(self._quick, compiler.trial, source, field))
+        threads = self._quick if verdict.seconds < LANES[0].cpu_seconds else self._slow
+        return await loop.run_in_executor(threads, compiler.tried, source, verdict, field)
+
+
+def _source_of(asked: _Asked) -> GrammarSource:
+    if isinstance(asked, CallGrammar):
+        return asked.source()
+    return _of_format(asked) if isinstance(asked, ResponseFormat) else _of_outputs(asked)
 
 
 def _of_format(form: ResponseFormat) -> GrammarSource:
