@@ -7,6 +7,7 @@ functions take values in registers; rows.py loads and stores.
 import triton
 import triton.language as tl
 
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 BLOCK = tl.constexpr(1024)  # consecutive vocabulary entries that race as one; the same in all backends
 
 # Streams: the last word of Philox' counter. No two kinds of decision share noise.
@@ -88,17 +89,24 @@ def random_bits_of(index, seed, position, offset, stream: tl.constexpr):
 
 
 @triton.jit
+def noise(first, N: tl.constexpr, seed, position, offset, stream: tl.constexpr):
+    """[N] Exp(1) variates, those of the indices first .. first + N - 1."""
+    return exponential(uniform(random_bits(first, N, seed, position, offset, stream)))
+
+
+@triton.jit
 def race(weights, first, N: tl.constexpr, seed, position, offset, stream: tl.constexpr):
     """Exponential race: the index (from 0) of the smallest E / w, as the largest w / E; -1 if all weights are 0."""
-    score = weights / exponential(uniform(random_bits(first, N, seed, position, offset, stream)))
+    score = weights / noise(first, N, seed, position, offset, stream)
     return tl.where(tl.max(score, 0) > 0, tl.argmax(score, 0).to(tl.int32), -1)
 
 
 @triton.jit
 def accept_noise(seed, position, offset):
-    """u in (0, 1): the random number that tests a draft. It is word 0, which the sum picks out of the call's vector."""
-    u = uniform(random_bits(0, 4, seed, position, offset, ACCEPT))
-    return tl.sum(tl.where(tl.arange(0, 4) == 0, u, 0.0), 0)
+    """u in (0, 1) of one offset or several: the random numbers that test drafts, word 0 of a call each."""
+    zero = (offset * 0).to(tl.uint32)
+    w0, w1, w2, w3 = tl.philox(seed, zero, zero + position.to(tl.uint32), zero + offset.to(tl.uint32), zero + ACCEPT)
+    return uniform(w0)
 
 
 # ---- The distribution of a row (core/distribution.h, core/softmax.h) -----------------------------------------
@@ -129,7 +137,7 @@ def weight(logit, reference, inverse_temperature):
 
 @triton.jit
 def log_probability(logit, inverse_temperature, lse, cutoff):
-    return tl.where(logit >= cutoff, logit * inverse_temperature - lse, -INFINITY)
+    return tl.where(logit >= cutoff, tl.fma(logit, inverse_temperature, -lse), -INFINITY)
 
 
 @triton.jit
@@ -144,33 +152,51 @@ def inverse(temperature):
 
 
 @triton.jit
-def sum_of_block(weights):
-    """The sum of a block's weights, none of which is above 1, with the same bits whatever the number of warps: that
-    may differ between kernels with and without a ``TokenTable``, which must not change the sequences beside its own.
-    The 32 numbers of a sum along the last dimension are in one warp. Their sums are added as integers, in any order."""
-    part = tl.sum(tl.reshape(weights, [BLOCK // 32, 32]), 1)
-    part = tl.where(part == part, part, 0.0)  # NaN: the block's largest logit tells
-    return tl.sum((part * 1099511627776.0).to(tl.int64), 0).to(tl.float32) * 9.094947017729282e-13  # 2^40, 2^-40
+def larger(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
-def block_stats(x, temperature):
-    """(the largest logit of a block, NaN if any is NaN; the sum of the weights relative to it)."""
-    any_nan = tl.max((x != x).to(tl.int32), 0) > 0
-    largest = tl.max(tl.where(x != x, -INFINITY, x), 0)
-    total = sum_of_block(weight(x, largest, inverse(temperature)))
-    return tl.where(any_nan, float("nan"), largest), tl.where(temperature == 0.0, 0.0, total)
+def largest_of(x, axis: tl.constexpr):
+    """The largest number along an axis; NaN if any is NaN."""
+    if INTERPRETED:  # which takes long for a reduction of one's own
+        return tl.where(tl.max((x != x).to(tl.int32), axis) > 0, float("nan"), tl.max(tl.where(x != x, -INFINITY, x), axis))
+    else:
+        return tl.reduce(x, axis, larger)
 
 
 @triton.jit
-def merge(block_max, block_sum, temperature):
-    """(a row's largest logit, NaN if any is NaN; its lse, at temperature 0 the largest logit; the masses of its blocks
-    relative to the largest logit)."""
-    any_nan = tl.max((block_max != block_max).to(tl.int32), 0) > 0
-    largest = tl.max(tl.where(block_max != block_max, -INFINITY, block_max), 0)
-    mass = block_sum * weight(block_max, largest, inverse(temperature))
-    lse = tl.where(temperature == 0.0, largest, largest * inverse(temperature) + tl.log(tl.sum(mass, 0)))
-    return tl.where(any_nan, float("nan"), largest), lse, mass
+def blocks_stats(x, temperature):
+    """Of every row of x [N, 1024], a block: (its largest logit, NaN if any is NaN; the sum of the weights relative to
+    it). A weight takes one product and sum, fma(x, scale, -offset), that is rounded once; what ``offset`` lost to its
+    rounding is made good in the sum. The limit of ``scale`` changes no weight: at 2^30, the next float below the largest
+    logit weighs 2^-64 of it."""
+    largest = largest_of(x, 1)
+    reference = tl.where(largest == -INFINITY, 0.0, largest)
+    scale = tl.where(temperature == 0.0, 0.0, LOG2E / temperature)
+    scale = tl.minimum(scale, 1073741824.0 / tl.abs(reference))
+    offset = reference * scale
+    lost = tl.fma(reference, scale, -offset)
+    total = tl.sum(tl.exp2(tl.fma(x, scale[:, None], -offset[:, None])), 1) * tl.exp2(-lost)
+    return largest, tl.where(temperature == 0.0, 0.0, total)
+
+
+@triton.jit
+def sum_of_masses(mass, axis: tl.constexpr):
+    """The sum of masses relative to a row's largest logit, with the same bits in any layout and thus in all kernels: as
+    integers, which may be added in any order."""
+    mass = tl.where(mass == mass, mass, 0.0)  # NaN: the row's largest logit tells
+    return tl.sum((mass * 1099511627776.0).to(tl.int64), axis).to(tl.float32) * 9.094947017729282e-13  # 2^40, 2^-40
+
+
+@triton.jit
+def merge(block_max, block_sum, temperature, axis: tl.constexpr):
+    """Of the blocks along an axis: (a row's largest logit, NaN if any is NaN; its lse, at temperature 0 the largest
+    logit; the masses of its blocks relative to the largest logit)."""
+    largest = largest_of(block_max, axis)
+    mass = block_sum * weight(block_max, tl.expand_dims(largest, axis), inverse(temperature))
+    lse = tl.fma(largest, inverse(temperature), tl.log(sum_of_masses(mass, axis)))
+    return largest, tl.where(temperature == 0.0, largest, lse), mass
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""The cutoff of top-k, top-p and min-p. One program per row, without sorting.
+"""The launch ``select``: the cutoff of top-k, top-p and min-p. One program per row, without sorting.
 
 Both the k-th largest logit and the cutoff of top-p are found by bisection over the integers of ``ordered_key``. Each
 pass over the row measures how much lies at or above the middle, and moves one bound to a logit that exists, so a row
@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from .core import BLOCK, INFINITY, from_ordered_key, inverse, min_p_cutoff, ordered_key, row_fault, weight
+from .dependent import let_next_begin, wait_for_earlier
 from .rows import is_drafted_from, load_limit, load_tokens, stats_row
 
 GROUP = tl.constexpr(4)  # blocks that a pass reads at once; with 8, registers would spill
@@ -27,6 +28,12 @@ def load_group_max(rows, b, j, group, SIZE: tl.constexpr):
 
 
 @triton.jit
+def load_group(rows, b, j, group, SIZE: tl.constexpr):
+    """[SIZE * 1024] adjusted logits of the group's blocks."""
+    return load_tokens(rows, b, j, tl.cast(group, tl.int32) * (SIZE * BLOCK) + tl.arange(0, SIZE * BLOCK))
+
+
+@triton.jit
 def weigh(rows, b, j, low, middle, largest, inverse_temperature, COUNT: tl.constexpr):
     """(the weight of the tokens whose key is at least ``middle``, or with COUNT their number; the smallest of these
     keys; the largest key below ``middle``). Blocks whose keys are all below ``low`` are skipped."""
@@ -35,7 +42,7 @@ def weigh(rows, b, j, low, middle, largest, inverse_temperature, COUNT: tl.const
     below = tl.full([GROUP * BLOCK], LOWEST, tl.int32)
     for group in range(0, tl.cdiv(rows.num_blocks, GROUP)):
         if tl.max(ordered_key(load_group_max(rows, b, j, group, GROUP)), 0) >= low:
-            x = load_tokens(rows, b, j, tl.cast(group, tl.int64) * (GROUP * BLOCK), GROUP * BLOCK)
+            x = load_group(rows, b, j, group, GROUP)
             key = ordered_key(x)
             w = 1.0 if COUNT else weight(x, largest, inverse_temperature)
             mass += tl.where(key >= middle, w, 0.0)
@@ -45,7 +52,7 @@ def weigh(rows, b, j, low, middle, largest, inverse_temperature, COUNT: tl.const
 
 
 @triton.jit
-def select(rows, b, j, low, high, wanted, largest, inverse_temperature, COUNT: tl.constexpr):
+def bisect(rows, b, j, low, high, wanted, largest, inverse_temperature, COUNT: tl.constexpr):
     """The largest key in low .. high such that the tokens at or above it weigh at least ``wanted``. Those at or above
     ``low`` must."""
     while low < high:
@@ -63,7 +70,7 @@ def nth_largest(rows, b, j, low, n, largest):
     one = tl.full([], 1.0, tl.float32)
     low = tl.maximum(low, LOWEST + 1)
     number, smallest, below = weigh(rows, b, j, low, low, largest, one, True)
-    return select(rows, b, j, smallest, ordered_key(largest), tl.minimum(number, n), largest, one, True)
+    return bisect(rows, b, j, smallest, ordered_key(largest), tl.minimum(number, n), largest, one, True)
 
 
 @triton.jit
@@ -77,12 +84,12 @@ def cutoff_of(rows, b, j, largest, temperature):
     if top_p < 1.0:
         total, above, below = weigh(rows, b, j, low, low, largest, inverse_temperature, False)
         wanted = tl.maximum(top_p * total, 1.1754944e-38)  # top_p = 0 keeps the largest logit
-        low = select(rows, b, j, low, ordered_key(largest), wanted, largest, inverse_temperature, False)
+        low = bisect(rows, b, j, low, ordered_key(largest), wanted, largest, inverse_temperature, False)
     return tl.maximum(from_ordered_key(low), min_p_cutoff(largest, temperature, min_p))
 
 
 @triton.jit
-def filter_row(rows, b, j, BLOCKS: tl.constexpr):
+def select_row(rows, b, j, BLOCKS: tl.constexpr):
     """Stores the cutoff of row (b, j) and the block sums of the tokens it keeps."""
     row = stats_row(rows, b, j)
     temperature = tl.load(rows.sampling.temperature_ptr + b)
@@ -99,7 +106,7 @@ def filter_row(rows, b, j, BLOCKS: tl.constexpr):
             its_max = load_group_max(rows, b, j, group, GROUP)
             total = tl.zeros([GROUP], tl.float32)
             if tl.max(its_max, 0) >= cutoff:
-                x = load_tokens(rows, b, j, tl.cast(group, tl.int64) * (GROUP * BLOCK), GROUP * BLOCK)
+                x = load_group(rows, b, j, group, GROUP)
                 x = tl.reshape(x, [GROUP, BLOCK])
                 w = weight(x, its_max[:, None], inverse(temperature))
                 total = tl.sum(tl.where(x >= cutoff, w, 0.0), 1)
@@ -108,21 +115,23 @@ def filter_row(rows, b, j, BLOCKS: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["first_row"])
-def filter_kernel(
-    target,  # Rows; one program for each row that may be needed, as in ``stats_kernel``
+def select_kernel(
+    target,  # Rows; one program for each row that may be needed, as in ``measure``
     draft,  # Rows, or NO_ROWS
     num_drafts_ptr,  # [B] or None
-    batch,
     num_rows,
     first_row,
     BLOCKS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64)
-    if row < batch * num_rows:
-        b, i = row // num_rows, row % num_rows
+    """Program (sequence, row)."""
+    let_next_begin(DEPENDENT)
+    wait_for_earlier(DEPENDENT)
+    b, i = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    if i < num_rows:
         if i <= load_limit(num_drafts_ptr, b, num_rows - 1):
-            filter_row(target, b, i + first_row, BLOCKS)
+            select_row(target, b, i + first_row, BLOCKS)
     elif draft.ptr is not None:
-        b, i = (row - batch * num_rows) // (num_rows - 1), (row - batch * num_rows) % (num_rows - 1)
+        i -= num_rows
         if is_drafted_from(draft, b, i, load_limit(num_drafts_ptr, b, num_rows - 1)):
-            filter_row(draft, b, i + first_row, BLOCKS)
+            select_row(draft, b, i + first_row, BLOCKS)

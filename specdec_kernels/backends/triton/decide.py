@@ -1,0 +1,60 @@
+"""The launch ``decide`` of a step: one program for each sequence walks over its drafts, draws a token, and emits."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .core import BLOCK_RULE, RECOVER_BLOCK, RECOVER_TOKEN, joint_ratio
+from .dependent import wait_for_earlier
+from .draw import draw
+from .emit import emit
+from .recover import recover
+from .sums import walk_jointly
+from .walk import DONE, DRAW, RECOVER, WALKING, examine, load_ending, load_statistics, load_tested
+
+
+@triton.jit
+def decide_kernel(
+    step,  # Step
+    examined,  # Examined: scratch; with rule `block`, of ``sums``
+    raced,  # (scores, winners) of rule `coupled`, [B, K+1, blocks] each; else None
+    mass_ptr,  # [B, K, blocks] of ``sums`` with rule `block`; else None
+    outputs,  # tokens [B, K+1]; num_accepted, status, num_emitted: [B]; log_probs and raw ones [B, K+1], or None
+    RULE: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    ROWS: tl.constexpr,  # that are examined at once, a power of 2
+    VISITS: tl.constexpr,  # blocks that are weighed at once
+    DEPENDENT: tl.constexpr,
+):
+    b = tl.program_id(0).to(tl.int64)
+    j, w, state = b * 0, tl.full([], 1.0, tl.float32), tl.full([], WALKING, tl.int32)
+    status, token = tl.full([], 0, tl.int32), tl.full([], -1, tl.int64)
+    if RULE == BLOCK_RULE:
+        wait_for_earlier(DEPENDENT)
+        j, w = walk_jointly(step, examined, b, mass_ptr, BLOCKS)
+        state, status, token = load_ending(step, examined, b, j)
+    while state != DONE:
+        if RULE != BLOCK_RULE:
+            if state == WALKING:
+                j, state = examine(step, examined, b, j, raced, outputs, RULE, BLOCKS, ROWS, VISITS, DEPENDENT)
+                if state != WALKING:
+                    its_state, status, token = load_ending(step, examined, b, j)
+        if state == RECOVER:
+            p_lse, p_cutoff, q_lse, q_cutoff = load_statistics(step, examined, b, j)
+            token = recover(step, b, j, w, p_lse, p_cutoff, q_lse, q_cutoff, BLOCKS, VISITS)
+            state = tl.full([], DONE, tl.int32)
+            if token < 0:
+                # A residual without mass: p and q are equal up to rounding. The draft is accepted, unless p(x) = 0.
+                state = tl.full([], DRAW, tl.int32)
+                log_p, log_q = load_tested(step, examined, b, j)
+                if tl.exp(log_p) > 0.0:
+                    j += 1
+                    state = tl.full([], WALKING, tl.int32)
+                    if RULE == BLOCK_RULE:
+                        w = joint_ratio(w, log_p, log_q)
+                        state, status, token = load_ending(step, examined, b, j)
+        if state == DRAW:
+            token = draw(step.target, b, j, BLOCKS, RECOVER_BLOCK, RECOVER_TOKEN)
+            state = tl.full([], DONE, tl.int32)
+    emit(step, b, j, status, token, outputs, BLOCKS, ROWS)
