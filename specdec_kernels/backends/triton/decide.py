@@ -11,7 +11,7 @@ from .draw import draw
 from .emit import emit
 from .recover import recover
 from .sums import walk_jointly
-from .walk import DONE, DRAW, RECOVER, WALKING, examine, load_ending, load_statistics, load_tested
+from .walk import DRAW, RECOVER, WALKING, examine, load_ending, load_statistics, load_tested
 
 
 @triton.jit
@@ -29,32 +29,26 @@ def decide_kernel(
 ):
     b = tl.program_id(0).to(tl.int64)
     j, w, state = b * 0, tl.full([], 1.0, tl.float32), tl.full([], WALKING, tl.int32)
-    status, token = tl.full([], 0, tl.int32), tl.full([], -1, tl.int64)
+    status, token, walking = tl.full([], 0, tl.int32), tl.full([], -1, tl.int64), True
     if RULE == BLOCK_RULE:
         wait_for_earlier(DEPENDENT)
         j, w = walk_jointly(step, examined, b, mass_ptr, BLOCKS)
-        state, status, token = load_ending(step, examined, b, j)
-    while state != DONE:
+    while walking:
         if RULE != BLOCK_RULE:
-            if state == WALKING:
-                j, state = examine(step, examined, b, j, raced, outputs, RULE, BLOCKS, ROWS, VISITS, DEPENDENT)
-                if state != WALKING:
-                    its_state, status, token = load_ending(step, examined, b, j)
-        if state == RECOVER:
-            p_lse, p_cutoff, q_lse, q_cutoff = load_statistics(step, examined, b, j)
-            token = recover(step, b, j, w, p_lse, p_cutoff, q_lse, q_cutoff, BLOCKS, VISITS)
-            state = tl.full([], DONE, tl.int32)
-            if token < 0:
-                # A residual without mass: p and q are equal up to rounding. The draft is accepted, unless p(x) = 0.
-                state = tl.full([], DRAW, tl.int32)
-                log_p, log_q = load_tested(step, examined, b, j)
-                if tl.exp(log_p) > 0.0:
-                    j += 1
-                    state = tl.full([], WALKING, tl.int32)
-                    if RULE == BLOCK_RULE:
-                        w = joint_ratio(w, log_p, log_q)
-                        state, status, token = load_ending(step, examined, b, j)
-        if state == DRAW:
-            token = draw(step.target, b, j, BLOCKS, RECOVER_BLOCK, RECOVER_TOKEN)
-            state = tl.full([], DONE, tl.int32)
+            j, state = examine(step, examined, b, j, raced, outputs, RULE, BLOCKS, ROWS, VISITS, DEPENDENT)
+        walking = state == WALKING
+        if RULE == BLOCK_RULE or not walking:
+            state, status, token = load_ending(step, examined, b, j)
+            walking = False
+            if state == RECOVER:
+                p_lse, p_cutoff, q_lse, q_cutoff = load_statistics(step, examined, b, j)
+                token = recover(step, b, j, w, p_lse, p_cutoff, q_lse, q_cutoff, BLOCKS, VISITS)
+                if token < 0:
+                    # No mass: p and q are equal up to rounding. The draft is accepted, unless p(x) = 0.
+                    log_p, log_q = load_tested(step, examined, b, j)
+                    walking = tl.exp(log_p) > 0.0
+                    j, w = tl.where(walking, j + 1, j), joint_ratio(w, log_p, log_q)
+                    state = tl.full([], DRAW, tl.int32)
+    if state == DRAW:
+        token = draw(step.target, b, j, BLOCKS, RECOVER_BLOCK, RECOVER_TOKEN)
     emit(step, b, j, status, token, outputs, BLOCKS, ROWS)

@@ -71,7 +71,7 @@ def options(kernel: str, device: torch.device, table: bool) -> dict[str, int]:
     warps = WARPS_WITH_TABLE.get(kernel, WARPS[kernel]) if table else WARPS[kernel]
     num_warps = _overrides.get(kernel) or warps[FAMILIES.index(its_family)]
     chosen: dict[str, int] = {"num_warps": num_warps}
-    dependent = its_family in ("hopper", "blackwell") and device.type == "cuda"
+    dependent = its_family in ("hopper", "blackwell")
     if kernel in LATER or kernel in FIRST:
         chosen["DEPENDENT"] = dependent
     if kernel in LATER and dependent:
