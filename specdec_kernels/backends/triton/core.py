@@ -166,6 +166,31 @@ def largest_of(x, axis: tl.constexpr):
 
 
 @triton.jit
+def add_pairs(x, NEAR: tl.constexpr):
+    """Halves the last axis of x [N, M] by adding neighbours, or the second half to the first."""
+    N: tl.constexpr = x.shape[0]
+    M: tl.constexpr = x.shape[1]
+    if NEAR:
+        return tl.sum(tl.reshape(x, [N, M // 2, 2]), 2)
+    else:
+        return tl.sum(tl.reshape(x, [N, 2, M // 2]), 1)
+
+
+@triton.jit
+def sums_of_blocks(x, THREAD_FIRST: tl.constexpr):
+    """[N] sums of x [N, 1024], with the same bits in any layout and thus for any alignment and number of warps: a sum of
+    two numbers is the same in either order. With THREAD_FIRST, quarters of a block are added early, which is fast where
+    a thread has numbers of all of them."""
+    if THREAD_FIRST:
+        x = add_pairs(add_pairs(x, False), False)
+    for level in tl.static_range(3):
+        x = add_pairs(x, True)
+    for level in tl.static_range(4 if THREAD_FIRST else 6):
+        x = add_pairs(x, True)
+    return tl.sum(x, 1)
+
+
+@triton.jit
 def blocks_stats(x, temperature):
     """Of every row of x [N, 1024], a block: (its largest logit, NaN if any is NaN; the sum of the weights relative to
     it). A weight takes one product and sum, fma(x, scale, -offset), that is rounded once; what ``offset`` lost to its
@@ -177,15 +202,21 @@ def blocks_stats(x, temperature):
     scale = tl.minimum(scale, 1073741824.0 / tl.abs(reference))
     offset = reference * scale
     lost = tl.fma(reference, scale, -offset)
-    total = tl.sum(tl.exp2(tl.fma(x, scale[:, None], -offset[:, None])), 1) * tl.exp2(-lost)
+    total = sums_of_blocks(tl.exp2(tl.fma(x, scale[:, None], -offset[:, None])), True) * tl.exp2(-lost)
     return largest, tl.where(temperature == 0.0, 0.0, total)
 
 
 @triton.jit
-def sum_of_masses(mass, axis: tl.constexpr):
-    """The sum of masses relative to a row's largest logit, with the same bits in any layout and thus in all kernels: as
-    integers, which may be added in any order."""
+def sum_of_masses(mass):
+    """The sums along the last axis of masses relative to a row's largest logit, with the same bits in any layout and thus
+    in all kernels: of pairs, and then as integers, which may be added in any order."""
     mass = tl.where(mass == mass, mass, 0.0)  # NaN: the row's largest logit tells
+    axis: tl.constexpr = len(mass.shape) - 1
+    for pairs in tl.static_range(2):
+        if axis == 0:
+            mass = tl.sum(tl.reshape(mass, [mass.shape[0] // 2, 2]), 1)
+        else:
+            mass = tl.sum(tl.reshape(mass, [mass.shape[0], mass.shape[1] // 2, 2]), 2)
     return tl.sum((mass * 1099511627776.0).to(tl.int64), axis).to(tl.float32) * 9.094947017729282e-13  # 2^40, 2^-40
 
 
@@ -195,7 +226,7 @@ def merge(block_max, block_sum, temperature, axis: tl.constexpr):
     logit; the masses of its blocks relative to the largest logit)."""
     largest = largest_of(block_max, axis)
     mass = block_sum * weight(block_max, tl.expand_dims(largest, axis), inverse(temperature))
-    lse = tl.fma(largest, inverse(temperature), tl.log(sum_of_masses(mass, axis)))
+    lse = tl.fma(largest, inverse(temperature), tl.log(sum_of_masses(mass)))
     return largest, tl.where(temperature == 0.0, largest, lse), mass
 
 

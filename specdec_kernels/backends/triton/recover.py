@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .core import INFINITY, RECOVER_BLOCK, inverse, noise, probability
+from .core import INFINITY, RECOVER_BLOCK, inverse, noise, probability, sums_of_blocks
 from .rows import stats_row
 from .verify import race_residual, residual_weights
 
@@ -56,7 +56,7 @@ def recover(step, b, j, w, p_lse, p_cutoff, q_lse, q_cutoff, BLOCKS: tl.constexp
         there, blocks = (first + visit < BLOCKS) & (key >= 0), BLOCKS - 1 - (key & (BLOCKS - 1))
         its_noise = tl.sum(tl.where(tl.arange(0, BLOCKS)[None, :] == blocks[:, None], E[None, :], 0.0), 1)
         blocks = tl.where(there, blocks, step.target.num_blocks)
-        mass = tl.sum(residual_weights(step, b, j, w, blocks, p_lse, p_cutoff, q_lse, q_cutoff), 1)
+        mass = sums_of_blocks(residual_weights(step, b, j, w, blocks, p_lse, p_cutoff, q_lse, q_cutoff), False)
         score = tl.where(there, mass / its_noise, 0.0)
         its_best = tl.max(score, 0)
         its_block = tl.min(tl.where(score == its_best, blocks, 0x7FFFFFFF), 0)  # the lowest of a tie

@@ -70,7 +70,7 @@ def find(sorted_ptr, size, ids):
     left = size + tl.minimum(tl.program_id(2), 0)  # + 0: Triton 3.6 fails on loops that it knows to run never
     while left > 1:  # the last entry <= id is among those ``left`` from place on
         half = left // 2
-        place = tl.where(tl.load(sorted_ptr + place + half) <= ids, place + half, place)
+        place = tl.where(tl.load(sorted_ptr + (place + half)) <= ids, place + half, place)
         left -= half
     return place, tl.load(sorted_ptr + place) == ids
 
@@ -144,8 +144,11 @@ def adjusted(x, ids, sampling, b, j):
 @triton.jit
 def load_raw(rows, b, j, index, there):
     """Raw logits of the tokens at ``index`` of row (b, j) as float32, -inf where one is not ``there``."""
-    row_ptr = rows.ptr + b * rows.stride_b + j * rows.stride_j
-    return tl.load(row_ptr + index, mask=there, other=-INFINITY).to(tl.float32)
+    if len(j.shape) == 0:
+        pointers = rows.ptr + b * rows.stride_b + j * rows.stride_j + index
+    else:  # Triton cannot move a tensor of pointers, of one for each row, to other threads
+        pointers = rows.ptr + b * rows.stride_b + (j * rows.stride_j + index)
+    return tl.load(pointers, mask=there, other=-INFINITY).to(tl.float32)
 
 
 @triton.jit

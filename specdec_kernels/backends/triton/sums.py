@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .core import accept_noise, joint_ratio, keep_probability
+from .core import accept_noise, joint_ratio, keep_probability, sums_of_blocks
 from .dependent import let_next_begin
 from .verify import residual_weights
 from .walk import RECOVER, WALKING, examine, load_ending, load_statistics, load_tested
@@ -97,6 +97,6 @@ def sums_kernel(
                 block = first + tl.arange(0, VISITS)
                 weights = residual_weights(step, b, j, w, block, p_lse, p_cutoff, q_lse, q_cutoff)
                 at = (b * step.num_drafts + j) * num_blocks + block
-                tl.store(mass_ptr + at, tl.sum(weights, 1), mask=block < num_blocks)
+                tl.store(mass_ptr + at, sums_of_blocks(weights, False), mask=block < num_blocks)
                 first += tl.num_programs(0) * VISITS
         j, w, walking = walk_over(step, examined, b, j, w)
