@@ -117,7 +117,7 @@ def adjusted(x, ids, sampling, b, j):
         count = tl.load(sampling.count_ptr + at, mask=listed, other=0)
         generated = j.to(tl.int32)
         if sampling.parents_ptr is None:
-            for i in range(0, generated if len(j.shape) == 0 else tl.max(generated, 0)):
+            for i in range(0, generated if len(j.shape) == 0 else tl.max(generated)):
                 same = ids == tl.load(sampling.drafts_ptr + b * sampling.drafts_stride + i)
                 count += (same & (i < generated)).to(tl.int32)
         else:
@@ -147,7 +147,7 @@ def load_raw(rows, b, j, index, there):
     if len(j.shape) == 0:
         pointers = rows.ptr + b * rows.stride_b + j * rows.stride_j + index
     else:  # Triton cannot move a tensor of pointers, of one for each row, to other threads
-        pointers = rows.ptr + b * rows.stride_b + (j * rows.stride_j + index)
+        pointers = rows.ptr + (b * rows.stride_b + j * rows.stride_j + index)
     return tl.load(pointers, mask=there, other=-INFINITY).to(tl.float32)
 
 
