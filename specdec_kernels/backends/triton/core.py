@@ -38,6 +38,7 @@ DRAFT_OUT_OF_RANGE = tl.constexpr(128)
 
 INFINITY = tl.constexpr(float("inf"))
 LOG2E = tl.constexpr(1.4426950408889634)
+LOWEST = tl.constexpr(-2139095041)  # ordered_key(-inf)
 
 
 # ---- Random numbers (core/random.h) --------------------------------------------------------------------------

@@ -25,6 +25,8 @@ from .core import (
 )
 from .dependent import let_next_begin, wait_for_earlier
 from .launch import (
+    NOT_FILTERED,
+    Filtered,
     contiguous,
     dense_rows,
     device_guard,
@@ -154,7 +156,7 @@ def draft_children(logits, sampling, drafts, d2t, seed, position, offset, width,
         winners = empty(batch, num_blocks, dtype=torch.int64)
         rows = rows_on_device(
             logits, (logits.stride(0), 0), vocabulary, contiguous(d2t), sampling_on_device(sampling, seed, position,
-            drafts), (1, 0), (block_max, block_sum), cutoff=empty(batch) if filtered else None,
+            drafts), (1, 0), (block_max, block_sum), filtered=Filtered.empty(batch, num_blocks, device) if filtered else NOT_FILTERED,
         )  # fmt: skip
         blocks, table = padded_blocks(num_blocks), sampling.table_ids is not None
         starts = offset.contiguous() if sampled else None

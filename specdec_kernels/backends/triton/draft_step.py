@@ -21,6 +21,8 @@ from .core import (
 from .dependent import wait_for_earlier
 from .draw import argmax, draw, race_winner
 from .launch import (
+    NOT_FILTERED,
+    Filtered,
     contiguous,
     dense_rows,
     device_guard,
@@ -91,7 +93,7 @@ def draft_step(logits, sampling, drafts, d2t, allowed, seed, position, offset, r
         block_max, block_sum = empty(2, batch, num_blocks).unbind()
         rows = rows_on_device(
             logits, (logits.stride(0), 0), vocabulary, contiguous(d2t), sampling_on_device(sampling, seed, position,
-            drafts), (1, 0), (block_max, block_sum), cutoff=empty(batch) if filtered else None,
+            drafts), (1, 0), (block_max, block_sum), filtered=Filtered.empty(batch, num_blocks, device) if filtered else NOT_FILTERED,
             allowed=None if allowed is None else allowed[:, None].expand(-1, offset + 1, -1),
         )  # fmt: skip
         raced = (empty(batch, num_blocks), empty(batch, num_blocks, dtype=torch.int32)) if coupled else None

@@ -11,7 +11,7 @@ import triton.language as tl
 from .core import BLOCK, blocks_stats
 from .dependent import let_next_begin
 from .draw import race_tokens
-from .rows import adjust_tokens, is_drafted_from, load_limit, load_raw, stats_row, tokens_of
+from .rows import PART, PARTS_OF_A_BLOCK, adjust_tokens, is_drafted_from, load_limit, load_raw, stats_row, tokens_of
 
 
 @triton.jit
@@ -25,6 +25,11 @@ def measure_blocks(rows, b, j, block, raced):
     largest, total = blocks_stats(x, temperature)
     tl.store(rows.max_ptr + at, largest, mask=there)
     tl.store(rows.sum_ptr + at, total, mask=there)
+    if rows.part_max_ptr is not None:
+        part = block[:, None] * PARTS_OF_A_BLOCK + tl.arange(0, PARTS_OF_A_BLOCK)[None, :]
+        part_max = tl.max(tl.reshape(x, [x.shape[0], PARTS_OF_A_BLOCK, PART]), 2)
+        first = stats_row(rows, b, j) * rows.num_blocks * PARTS_OF_A_BLOCK
+        tl.store(rows.part_max_ptr + first + part, part_max, mask=there[:, None])
     if rows.raw_max_ptr is not None:
         raw_largest, raw_total = blocks_stats(raw, tl.full([], 1.0, tl.float32))
         tl.store(rows.raw_max_ptr + at, raw_largest, mask=there)

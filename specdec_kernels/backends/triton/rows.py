@@ -10,6 +10,10 @@ import triton.language as tl
 from .core import BLOCK, INFINITY, adjust, merge
 
 
+PART = tl.constexpr(128)  # consecutive logits whose largest one filters ask for
+PARTS_OF_A_BLOCK = tl.constexpr(BLOCK.value // PART.value)
+
+
 class Sampling(NamedTuple):
     """``ops.SamplingTensors`` as pointers to dense tensors, with seeds, positions and drafts. Where one is None, the
     kernel is compiled without the code for it."""
@@ -45,6 +49,8 @@ class Rows(NamedTuple):
     d2t_ptr: Any  # [vocabulary] target ids of the row's tokens, or None: they have the target's ids
     max_ptr: Any  # largest logit of block i of row (b, j) at (stats_stride_b b + stats_stride_j j) num_blocks + i
     sum_ptr: Any  # there, the sum of the block's weights relative to its largest logit
+    part_max_ptr: Any  # largest logits of the parts of row (b, j), beside those of other rows; None: no filters
+    chosen_ptr: Any  # [rows, 64] int32: scratch of ``select``
     raw_max_ptr: Any  # the same for raw logits at temperature 1; None unless log-probabilities are wanted
     raw_sum_ptr: Any
     cutoff_ptr: Any  # of row (b, j) at stats_stride_b b + stats_stride_j j; None: no filters

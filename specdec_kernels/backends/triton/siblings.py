@@ -28,7 +28,7 @@ from .core import (
 )
 from .draw import draw
 from .rows import load_row, load_token, parent_of
-from .select import load_group, load_group_max
+from .bisect import load_group, load_group_max
 from .tree import find_child, load_nodes
 from .verify import load_q, log_q_of, race_residual
 

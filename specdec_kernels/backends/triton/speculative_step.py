@@ -15,6 +15,8 @@ from ... import ops
 from .core import BLOCK_RULE, COUPLED_RULE
 from .decide import decide_kernel
 from .launch import (
+    NOT_FILTERED,
+    Filtered,
     contiguous,
     dense_rows,
     device_guard,
@@ -53,11 +55,14 @@ def speculative_step(
         num_target_rows, num_draft_rows = batch * rows, batch * (rows - 1) if weigh_draft else 0
         block_max, block_sum = empty(2, num_target_rows + num_draft_rows, num_blocks).unbind()
         raw_max, raw_sum = empty(2, num_target_rows, num_blocks).unbind() if log_probs else (None, None)
-        cutoff = None if sampling.filters is None else empty(num_target_rows + num_draft_rows)
+        filtered = NOT_FILTERED
+        if sampling.filters is not None:
+            filtered = Filtered.empty(num_target_rows + num_draft_rows, num_blocks, device)
         logits = dense_rows(target_logits)
         target = rows_on_device(
             logits, (logits.stride(0), logits.stride(1)), vocabulary, None, on_device, (rows, 1),
-            (block_max[:num_target_rows], block_sum[:num_target_rows]), (raw_max, raw_sum), cutoff, allowed,
+            (block_max[:num_target_rows], block_sum[:num_target_rows]), (raw_max, raw_sum),
+            filtered, allowed,
         )  # fmt: skip
         draft = NO_ROWS
         if full_q:
@@ -65,7 +70,7 @@ def speculative_step(
             draft = rows_on_device(
                 logits, (logits.stride(0), logits.stride(1)), vocabulary, contiguous(d2t), on_device, (rows - 1, 1),
                 (block_max[num_target_rows:], block_sum[num_target_rows:]) if weigh_draft else (None, None),
-                cutoff=cutoff[num_target_rows:] if weigh_draft and cutoff is not None else None,
+                filtered=filtered.of_rows(slice(num_target_rows, None)) if weigh_draft else NOT_FILTERED,
                 allowed=None if allowed is None or masked_drafts == 0 else allowed[:, :masked_drafts],
             )  # fmt: skip
         step = Step(target, draft, contiguous(draft_cutoff), contiguous(draft_lse), limits, rows - 1)

@@ -23,7 +23,7 @@ from .core import (
 )
 from .draw import argmax
 from .rows import load_limit, load_row, parent_of
-from .select import GROUP, load_group, load_group_max
+from .bisect import GROUP, load_group, load_group_max
 
 
 @triton.jit

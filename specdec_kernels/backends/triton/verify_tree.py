@@ -12,6 +12,8 @@ from ... import ops
 from .core import TREE_WALK
 from .dependent import wait_for_earlier
 from .launch import (
+    NOT_FILTERED,
+    Filtered,
     contiguous,
     dense_rows,
     device_guard,
@@ -68,13 +70,13 @@ def verify_tree(
         num_target_rows, num_draft_rows = batch * rows, 0 if draft_logits is None else batch * (rows - 1)
         num_rows = num_target_rows + num_draft_rows
         block_max, block_sum = empty(2, num_rows, num_blocks).unbind()
-        cutoff = None if sampling.filters is None else empty(num_rows)
+        filtered = NOT_FILTERED if sampling.filters is None else Filtered.empty(num_rows, num_blocks, device)
 
         def rows_of(logits: torch.Tensor, ids: torch.Tensor | None, rows: int, slots: slice):
             logits = dense_rows(logits)
             return rows_on_device(
                 logits, (logits.stride(0), logits.stride(1)), vocabulary, ids, on_device, (rows, 1),
-                (block_max[slots], block_sum[slots]), cutoff=None if cutoff is None else cutoff[slots],
+                (block_max[slots], block_sum[slots]), filtered=filtered.of_rows(slots),
             )  # fmt: skip
 
         target = rows_of(target_logits, None, rows, slice(num_target_rows))
