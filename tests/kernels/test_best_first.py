@@ -18,8 +18,8 @@ def rejected(
     vocabulary: int, spread: float, noise: float, sequences: int = 3, random_state: int = 0, one_hot: bool = False,
     d2t: torch.Tensor | None = None, **sampling,
 ) -> StepInputs:  # fmt: skip
-    """Steps over one draft that is rejected, which are few of thousands where p and q are nearly equal. ``spread``: of p's
-    logits; ``noise``: of what q's logits have in addition."""
+    """Steps over one draft that is rejected, which are few of thousands where p and q are nearly equal. ``spread``: of
+    p's logits; ``noise``: of what q's logits have in addition."""
     generator = torch.Generator().manual_seed(random_state)
     many = 6000 if noise < 0.05 else 400
     target = (spread * torch.randn((1, 2, vocabulary), generator=generator)).expand(many, 2, vocabulary)
@@ -40,7 +40,8 @@ def rejected(
 
 
 def agrees(monkeypatch, inputs: StepInputs) -> None:
-    """With the reference, which races over all blocks; and bit for bit with a race in which no bound ends the visits."""
+    """With the reference, which races over all blocks; and bit for bit with a race in which no bound ends the
+    visits."""
     from specdec_kernels.backends.triton import recover
 
     got, (want, margin) = inputs.run("triton"), inputs.reference()
@@ -54,7 +55,9 @@ def agrees(monkeypatch, inputs: StepInputs) -> None:
 SIZES = [1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 31, 32, 33, 40]
 
 
-@pytest.mark.parametrize("blocks", [n if n in (1, 3, 9, 40) else pytest.param(n, marks=pytest.mark.nightly) for n in SIZES])
+@pytest.mark.parametrize(
+    "blocks", [n if n in (1, 3, 9, 40) else pytest.param(n, marks=pytest.mark.nightly) for n in SIZES]
+)
 def test_any_number_of_blocks(monkeypatch, blocks):
     """The last block in part or whole; the number of blocks in multiples of those that are visited at once, or not."""
     for cut in (0, 1000, 517):
@@ -88,7 +91,8 @@ def test_forms_of_q_and_filters(monkeypatch, form):
 
 
 def test_residuals_without_mass():
-    """p = q but for a draft that p cannot have: all blocks are visited, none has a mass, and the token is drawn from p."""
+    """p = q but for a draft that p cannot have: all blocks are visited, none has a mass, and the token is drawn from
+    p."""
     target = torch.zeros(3, 2, 9000)
     draft, x = target[:, :1].clone(), torch.full((3, 1), 4321)
     target[:, 0, 4321] = float("-inf")
@@ -101,7 +105,8 @@ def test_residuals_without_mass():
 
 @interpreted
 def test_few_blocks_are_visited(monkeypatch):
-    """Of a peaked row with 40 blocks, at most 8 at once. On a flat row with a small residual it takes several visits."""
+    """Of a peaked row with 40 blocks, at most 8 at once. On a flat row with a small residual it takes several
+    visits."""
     from specdec_kernels.backends.triton import recover
 
     visits, usual = [], recover.residual_weights

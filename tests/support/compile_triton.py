@@ -92,7 +92,8 @@ class Compiled:
         registers, spilled = resources(compiled)
         print(
             f"{self.kernel.__name__} {constants}, {num_warps} warps: {registers} registers, {spilled} bytes spilled,",
-            f"{instructions(compiled)} instructions, {len(binary)} bytes, {time.perf_counter() - start:.1f} s", flush=True,
+            f"{instructions(compiled)} instructions, {len(binary)} bytes, {time.perf_counter() - start:.1f} s",
+            flush=True,
         )  # fmt: skip
         assert len(binary) > 0
 

@@ -33,8 +33,8 @@ def load_group(rows, b, j, group, SIZE: tl.constexpr):
 
 @triton.jit
 def weigh(rows, b, j, low, middle, largest, inverse_temperature, counting):
-    """(the weight of the tokens whose key is at least ``middle``, or if ``counting`` their number; the smallest of these
-    keys; the largest key below ``middle``). Blocks whose keys are all below ``low`` are skipped."""
+    """(the weight of the tokens whose key is at least ``middle``, or if ``counting`` their number; the smallest of
+    these keys; the largest key below ``middle``). Blocks whose keys are all below ``low`` are skipped."""
     mass = tl.zeros([GROUP * BLOCK], tl.float32)
     above = tl.full([GROUP * BLOCK], 0x7FFFFFFF, tl.int32)
     below = tl.full([GROUP * BLOCK], LOWEST, tl.int32)

@@ -161,7 +161,9 @@ def larger(a, b):
 def largest_of(x, axis: tl.constexpr):
     """The largest number along an axis; NaN if any is NaN."""
     if INTERPRETED:  # which takes long for a reduction of one's own
-        return tl.where(tl.max((x != x).to(tl.int32), axis) > 0, float("nan"), tl.max(tl.where(x != x, -INFINITY, x), axis))
+        return tl.where(
+            tl.max((x != x).to(tl.int32), axis) > 0, float("nan"), tl.max(tl.where(x != x, -INFINITY, x), axis)
+        )
     else:
         return tl.reduce(x, axis, larger)
 
@@ -179,14 +181,14 @@ def add_pairs(x, NEAR: tl.constexpr):
 
 @triton.jit
 def sums_of_blocks(x, THREAD_FIRST: tl.constexpr):
-    """[N] sums of x [N, 1024], with the same bits in any layout and thus for any alignment and number of warps: a sum of
-    two numbers is the same in either order. With THREAD_FIRST, quarters of a block are added early, which is fast where
-    a thread has numbers of all of them."""
+    """[N] sums of x [N, 1024], with the same bits in any layout and thus for any alignment and number of warps: a sum
+    of two numbers is the same in either order. With THREAD_FIRST, quarters of a block are added early, which is fast
+    where a thread has numbers of all of them."""
     if THREAD_FIRST:
         x = add_pairs(add_pairs(x, False), False)
-    for level in tl.static_range(3):
+    for _level in tl.static_range(3):
         x = add_pairs(x, True)
-    for level in tl.static_range(4 if THREAD_FIRST else 6):
+    for _level in tl.static_range(4 if THREAD_FIRST else 6):
         x = add_pairs(x, True)
     return tl.sum(x, 1)
 
@@ -195,8 +197,8 @@ def sums_of_blocks(x, THREAD_FIRST: tl.constexpr):
 def blocks_stats(x, temperature):
     """Of every row of x [N, 1024], a block: (its largest logit, NaN if any is NaN; the sum of the weights relative to
     it). A weight takes one product and sum, fma(x, scale, -offset), that is rounded once; what ``offset`` lost to its
-    rounding is made good in the sum. The limit of ``scale`` changes no weight: at 2^30, the next float below the largest
-    logit weighs 2^-64 of it."""
+    rounding is made good in the sum. The limit of ``scale`` changes no weight: at 2^30, the next float below the
+    largest logit weighs 2^-64 of it."""
     largest = largest_of(x, 1)
     reference = tl.where(largest == -INFINITY, 0.0, largest)
     scale = tl.where(temperature == 0.0, 0.0, LOG2E / temperature)
@@ -209,11 +211,11 @@ def blocks_stats(x, temperature):
 
 @triton.jit
 def sum_of_masses(mass):
-    """The sums along the last axis of masses relative to a row's largest logit, with the same bits in any layout and thus
-    in all kernels: of pairs, and then as integers, which may be added in any order."""
+    """The sums along the last axis of masses relative to a row's largest logit, with the same bits in any layout and
+    thus in all kernels: of pairs, and then as integers, which may be added in any order."""
     mass = tl.where(mass == mass, mass, 0.0)  # NaN: the row's largest logit tells
     axis: tl.constexpr = len(mass.shape) - 1
-    for pairs in tl.static_range(2):
+    for _pairs in tl.static_range(2):
         if axis == 0:
             mass = tl.sum(tl.reshape(mass, [mass.shape[0] // 2, 2]), 1)
         else:

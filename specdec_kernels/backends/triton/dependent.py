@@ -1,4 +1,5 @@
-"""Programmatic dependent launch: a kernel begins while the one before it still runs, and waits where it needs its results.
+"""Programmatic dependent launch: a kernel begins while the one before it still runs, and waits where it needs its
+results.
 
 A GPU has it from compute capability 9.0 on; elsewhere DEPENDENT is False, and launches follow one another. The first
 kernel of an operation is launched without it, so that what comes before the operation has ended when its kernels begin.

@@ -1,5 +1,5 @@
-"""``draft_children``: ``measure``, with filters ``select``, then two launches. One program for each (row, block) finds the
-first child in its block. Then one program for each row takes the first of these, looks for the next one in the same
+"""``draft_children``: ``measure``, with filters ``select``, then two launches. One program for each (row, block) finds
+the first child in its block. Then one program for each row takes the first of these, looks for the next one in the same
 block, and so on: as many blocks are read again as there are children.
 
 For the most likely children, a few operations on [B] numbers come before, which give greedy sequences temperature 1.
@@ -156,7 +156,8 @@ def draft_children(logits, sampling, drafts, d2t, seed, position, offset, width,
         winners = empty(batch, num_blocks, dtype=torch.int64)
         rows = rows_on_device(
             logits, (logits.stride(0), 0), vocabulary, contiguous(d2t), sampling_on_device(sampling, seed, position,
-            drafts), (1, 0), (block_max, block_sum), filtered=Filtered.empty(batch, num_blocks, device) if filtered else NOT_FILTERED,
+            drafts), (1, 0), (block_max, block_sum), filtered=Filtered.empty(batch, num_blocks, device) if filtered else
+            NOT_FILTERED,
         )  # fmt: skip
         blocks, table = padded_blocks(num_blocks), sampling.table_ids is not None
         starts = offset.contiguous() if sampled else None

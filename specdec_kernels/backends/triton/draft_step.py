@@ -1,5 +1,5 @@
-"""``draft_step``: ``measure``, with filters ``select`` (and with rule ``coupled`` ``race``), then ``decide`` without a walk:
-one program for each sequence merges the statistics and draws, or picks the winner of the race."""
+"""``draft_step``: ``measure``, with filters ``select`` (and with rule ``coupled`` ``race``), then ``decide`` without a
+walk: one program for each sequence merges the statistics and draws, or picks the winner of the race."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ def draft_step(logits, sampling, drafts, d2t, allowed, seed, position, offset, r
         block_max, block_sum = empty(2, batch, num_blocks).unbind()
         rows = rows_on_device(
             logits, (logits.stride(0), 0), vocabulary, contiguous(d2t), sampling_on_device(sampling, seed, position,
-            drafts), (1, 0), (block_max, block_sum), filtered=Filtered.empty(batch, num_blocks, device) if filtered else NOT_FILTERED,
-            allowed=None if allowed is None else allowed[:, None].expand(-1, offset + 1, -1),
+            drafts), (1, 0), (block_max, block_sum), filtered=Filtered.empty(batch, num_blocks, device) if filtered else
+            NOT_FILTERED, allowed=None if allowed is None else allowed[:, None].expand(-1, offset + 1, -1),
         )  # fmt: skip
         raced = (empty(batch, num_blocks), empty(batch, num_blocks, dtype=torch.int32)) if coupled else None
         with device_guard(logits):

@@ -1,14 +1,14 @@
 """The launch ``measure``: of every block of 1024 logits, the largest and the sum of the weights relative to it.
 
-A program has a few consecutive blocks of a row, each of which one warp sums up in the same order however many there are.
-"""
+A program has a few consecutive blocks of a row, each of which one warp sums up in the same order however many there
+are."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from .core import BLOCK, blocks_stats
+from .core import blocks_stats
 from .dependent import let_next_begin
 from .draw import race_tokens
 from .rows import PART, PARTS_OF_A_BLOCK, adjust_tokens, is_drafted_from, load_limit, load_raw, stats_row, tokens_of

@@ -1,5 +1,5 @@
-"""The launch ``race`` of rule ``coupled`` with filters: the race of every block that has a token to keep. Without filters,
-``measure`` runs it."""
+"""The launch ``race`` of rule ``coupled`` with filters: the race of every block that has a token to keep. Without
+filters, ``measure`` runs it."""
 
 from __future__ import annotations
 

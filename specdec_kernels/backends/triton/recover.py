@@ -1,8 +1,8 @@
 """Draws from a residual max(0, w p - q), best block first.
 
-Blocks race with R / E: R is a block's mass of the residual, E its noise. R is at most w P, with P the block's mass of p,
-which measuring has found out. So blocks are visited in the order of w P / E until none can win any more: the same block
-wins as if all had been weighed. On average, 1 / (the residual's mass) blocks are visited.
+Blocks race with R / E: R is a block's mass of the residual, E its noise. R is at most w P, with P the block's mass of
+p, which measuring has found out. So blocks are visited in the order of w P / E until none can win any more: the same
+block wins as if all had been weighed. On average, 1 / (the residual's mass) blocks are visited.
 """
 
 from __future__ import annotations

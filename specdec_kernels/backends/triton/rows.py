@@ -9,7 +9,6 @@ import triton.language as tl
 
 from .core import BLOCK, INFINITY, adjust, merge
 
-
 PART = tl.constexpr(128)  # consecutive logits whose largest one filters ask for
 PARTS_OF_A_BLOCK = tl.constexpr(BLOCK.value // PART.value)
 
@@ -238,8 +237,8 @@ def load_row(rows, b, j, BLOCKS: tl.constexpr):
 
 @triton.jit
 def load_rows(rows, b, j, there, BLOCKS: tl.constexpr):
-    """The same of several rows j [N], without their masses: ([N] largest logits, [N] lse, [N] cutoffs, [N, BLOCKS] maxima).
-    A row that is not ``there`` is empty."""
+    """The same of several rows j [N], without their masses: ([N] largest logits, [N] lse, [N] cutoffs, [N, BLOCKS]
+    maxima). A row that is not ``there`` is empty."""
     row, block = stats_row(rows, b, j), tl.arange(0, BLOCKS)
     at = row[:, None] * rows.num_blocks + block[None, :]
     inside = there[:, None] & (block < rows.num_blocks)[None, :]

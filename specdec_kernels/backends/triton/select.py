@@ -1,9 +1,9 @@
 """The launch ``select``: the cutoff of top-k, top-p and min-p. One program for each row, without sorting.
 
-What filters keep is nearly always among few logits. ``measure`` has found the largest of every 128 consecutive logits; of
-these parts, the TILE best ones hold every logit above the best of the others. The k-th largest logit and the cutoff of
-top-p are found among those, in registers. If they are not above, as in a flat row with top-p alone, the program goes over
-the row, as often as it takes (bisect.py).
+What filters keep is nearly always among few logits. ``measure`` has found the largest of every 128 consecutive logits;
+of these parts, the TILE best ones hold every logit above the best of the others. The k-th largest logit and the cutoff
+of top-p are found among those, in registers. If they are not above, as in a flat row with top-p alone, the program goes
+over the row, as often as it takes (bisect.py).
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def best_parts(rows, b, j, largest, PARTS: tl.constexpr):
 
 @triton.jit
 def bisect(keys, weights, low, high, wanted):
-    """The largest key in low .. high such that the ``weights`` of those at or above it are at least ``wanted``. Those at
-    or above ``low`` must be."""
+    """The largest key in low .. high such that the ``weights`` of those at or above it are at least ``wanted``. Those
+    at or above ``low`` must be."""
     while low < high:
         middle = ((low.to(tl.int64) + high + 1) >> 1).to(tl.int32)
         mass = tl.sum(tl.where(keys >= middle, weights, 0.0))
@@ -92,7 +92,7 @@ def store_sums(rows, b, j, x, parts, cutoff, temperature, BLOCKS: tl.constexpr):
     at, its_block, block = stats_row(rows, b, j) * rows.num_blocks, parts // PARTS_OF_A_BLOCK, tl.arange(0, BLOCKS)
     its_max = tl.load(rows.max_ptr + at + its_block, mask=its_block < rows.num_blocks, other=0.0)
     w = tl.where(x >= cutoff, weight(x, its_max[:, None], inverse(temperature)), 0.0)
-    for level in tl.static_range(6):
+    for _level in tl.static_range(6):
         w = add_pairs(w, True)
     total = tl.sum(tl.where(block[:, None] == its_block[None, :], tl.sum(w, 1)[None, :], 0.0), 1)
     tl.store(rows.sum_ptr + at + block, total, mask=block < rows.num_blocks)

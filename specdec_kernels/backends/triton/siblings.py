@@ -6,6 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .bisect import load_group, load_group_max
 from .core import (
     BLOCK,
     DRAFT_FLAG_FACTOR,
@@ -28,7 +29,6 @@ from .core import (
 )
 from .draw import draw
 from .rows import load_row, load_token, parent_of
-from .bisect import load_group, load_group_max
 from .tree import find_child, load_nodes
 from .verify import load_q, log_q_of, race_residual
 

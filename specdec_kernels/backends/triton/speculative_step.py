@@ -81,20 +81,20 @@ def speculative_step(
         raced, masses = None, None
         if rule == COUPLED_RULE.value:
             raced = empty(num_target_rows, num_blocks), empty(num_target_rows, num_blocks, dtype=torch.int32)
-        searches = sampling.table_ids is not None or d2t is not None
+        table, reduced = sampling.table_ids is not None, d2t is not None
         blocks = padded_blocks(num_blocks)
         sizes = {"RULE": rule, "BLOCKS": blocks, "ROWS": rows_at_once(rows, blocks)}
-        sizes["VISITS"] = visits_at_once(blocks, searches)
+        sizes["VISITS"] = visits_at_once(blocks, table, reduced)
         with device_guard(target_logits):
             find_statistics(target, draft if weigh_draft else NO_ROWS, limits, batch, rows, raced=raced)
             if rule == BLOCK_RULE.value:
                 masses = empty(batch, max(rows - 1, 1), num_blocks)
                 parts = min(PARTS, triton.cdiv(num_blocks, sizes["VISITS"]))
                 sums_kernel[(parts, batch)](
-                    step, examined, masses, outputs, **sizes, **options("sums_kernel", device, searches)
+                    step, examined, masses, outputs, **sizes, **options("sums_kernel", device, table or reduced)
                 )
             decide_kernel[(batch,)](
-                step, examined, raced, masses, outputs, **sizes, **options("decide_kernel", device, searches)
+                step, examined, raced, masses, outputs, **sizes, **options("decide_kernel", device, table or reduced)
             )
     return tokens, num_accepted, status, num_emitted, *logs
 

@@ -1,4 +1,5 @@
-"""The launches that all operations begin with: ``measure``, and with filters ``select`` and, for rule ``coupled``, ``race``."""
+"""The launches that all operations begin with: ``measure``, and with filters ``select`` and, for rule ``coupled``,
+``race``."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The launch ``sums`` of rule ``block``: the masses of those residuals max(0, w p - q) on which its decision depends.
 
-A prefix with joint ratio w is kept with probability mass / (mass + 1 - w), of which the mass is at most w. So it is kept
-whatever the mass is if w = 1, and not kept if its random number is not below w. Of the rows after the longest prefix that
-is kept for sure, those are left whose random number is below w: on average 1.3 of 8.
+A prefix with joint ratio w is kept with probability mass / (mass + 1 - w), of which the mass is at most w. So it is
+kept whatever the mass is if w = 1, and not kept if its random number is not below w. Of the rows after the longest
+prefix that is kept for sure, those are left whose random number is below w: on average 1.3 of 8.
 """
 
 from __future__ import annotations

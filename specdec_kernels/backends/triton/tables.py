@@ -1,10 +1,10 @@
 """Launch tables: the number of warps of each kernel, by family of GPUs. Importing this neither times nor asks a driver.
 
-On an H200 those of ``measure_kernel`` and ``decide_kernel`` were measured (bench/results/h200/lease.json), also how many
-blocks a program of the first has and how many one of the second weighs at once. The other numbers follow from tile sizes
-and from the registers that ahead-of-time compilation reports: a kernel that reads blocks of 1024 logits gets 128 threads,
-each of which loads 8 logits, 16 bytes in bfloat16, at once; one that reads more gets 256, the fewest with which no
-register spills. ``tests/support/compile_triton.py`` prints the registers, a test fails if one spills, and
+On an H200 those of ``measure_kernel`` and ``decide_kernel`` were measured (bench/results/h200/lease.json), also how
+many blocks a program of the first has and how many one of the second weighs at once. The other numbers follow from tile
+sizes and from the registers that ahead-of-time compilation reports: a kernel that reads blocks of 1024 logits gets 128
+threads, each of which loads 8 logits, 16 bytes in bfloat16, at once; one that reads more gets 256, the fewest with
+which no register spills. ``tests/support/compile_triton.py`` prints the registers, a test fails if one spills, and
 ``bench/tune_triton.py`` times other numbers on a GPU.
 
 The numbers must not depend on anything that differs between calls with one model, such as B or K: they determine the
@@ -27,7 +27,7 @@ FAMILIES = ("ampere", "hopper", "blackwell", "amd")
 # fmt: off
 WARPS = {
     "measure_kernel":         (1, 1, 1, 1),
-    "select_kernel":          (8, 8, 8, 4),
+    "select_kernel":          (16, 16, 16, 8),
     "race_kernel":            (4, 4, 4, 2),
     "sums_kernel":            (8, 8, 8, 4),
     "decide_kernel":          (8, 8, 8, 4),
@@ -79,8 +79,9 @@ def options(kernel: str, device: torch.device, table: bool) -> dict[str, int]:
     if its_family == "amd":
         return chosen
     if table:
-        # Searching a table takes many registers. NVIDIA's assembler would spill a few of them to fit one more program on
-        # a multiprocessor, unless it is told how many a thread may have: at most 255, and 65536 for all threads together.
+        # Searching a table takes many registers. NVIDIA's assembler would spill a few of them to fit one more program
+        # on a multiprocessor, unless it is told how many a thread may have: at most 255, and 65536 for all threads
+        # together.
         chosen["maxnreg"] = min(255, 65536 // (32 * num_warps))
     elif kernel in REGISTERS:
         chosen["maxnreg"] = REGISTERS[kernel]
@@ -93,10 +94,10 @@ def blocks_of_a_program(blocks: int) -> int:
     return 1 if blocks <= 2048 else 2 if blocks <= 12288 else 4
 
 
-def visits_at_once(blocks: int, searches: bool) -> int:
-    """How many blocks of a residual a program weighs at once, if a row has so many. ``searches``: whether every token
-    of them is searched in a table or a reduced vocabulary."""
-    return min(blocks, 2 if searches else 8 if blocks <= 128 else 16)
+def visits_at_once(blocks: int, table: bool, reduced: bool) -> int:
+    """How many blocks of a residual a program weighs at once, if a row has so many: fewer where every token of them is
+    searched in a ``TokenTable`` or a reduced vocabulary."""
+    return 1 if table else min(blocks, 2 if reduced else 8 if blocks <= 128 else 16)
 
 
 def rows_at_once(rows: int, blocks: int) -> int:

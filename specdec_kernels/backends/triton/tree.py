@@ -9,6 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .bisect import GROUP, load_group, load_group_max
 from .core import (
     BLOCK,
     DRAFT_OUT_OF_RANGE,
@@ -23,7 +24,6 @@ from .core import (
 )
 from .draw import argmax
 from .rows import load_limit, load_row, parent_of
-from .bisect import GROUP, load_group, load_group_max
 
 
 @triton.jit

@@ -1,6 +1,6 @@
 """``verify_tree``: ``measure``, of every row of the nodes that count, and of q of rows that have children; with filters
-``select``; then ``decide``: one program for each sequence goes through its tree. Of the rows, it reads only those that its
-path enters."""
+``select``; then ``decide``: one program for each sequence goes through its tree. Of the rows, it reads only those that
+its path enters."""
 
 from __future__ import annotations
 
