@@ -20,6 +20,7 @@ def decide_kernel(
     examined,  # Examined: scratch; with rule `block`, of ``sums``
     raced,  # (scores, winners) of rule `coupled`, [B, K+1, blocks] each; else None
     mass_ptr,  # [B, K, blocks] of ``sums`` with rule `block`; else None
+    visits,  # scratch of ``recover``: int32 [B, 2, BLOCKS] and float32 [B, BLOCKS]
     outputs,  # tokens [B, K+1]; num_accepted, status, num_emitted: [B]; log_probs and raw ones [B, K+1], or None
     RULE: tl.constexpr,
     BLOCKS: tl.constexpr,
@@ -28,8 +29,9 @@ def decide_kernel(
     DEPENDENT: tl.constexpr,
 ):
     b = tl.program_id(0).to(tl.int64)
-    j, w, state = b * 0, tl.full([], 1.0, tl.float32), tl.full([], WALKING, tl.int32)
-    status, token, walking = tl.full([], 0, tl.int32), tl.full([], -1, tl.int64), True
+    zero = tl.program_id(2)  # which compilers do not know, so that they make no second copy for the loop's beginning
+    j, w, state = b * 0 + zero, tl.full([], 1.0, tl.float32), tl.full([], WALKING, tl.int32)
+    status, token, walking = tl.full([], 0, tl.int32), tl.full([], -1, tl.int64), zero == 0
     if RULE == BLOCK_RULE:
         wait_for_earlier(DEPENDENT)
         j, w = walk_jointly(step, examined, b, mass_ptr, BLOCKS)
@@ -42,7 +44,7 @@ def decide_kernel(
             walking = False
             if state == RECOVER:
                 p_lse, p_cutoff, q_lse, q_cutoff = load_statistics(step, examined, b, j)
-                token = recover(step, b, j, w, p_lse, p_cutoff, q_lse, q_cutoff, BLOCKS, VISITS)
+                token = recover(step, b, j, w, p_lse, p_cutoff, q_lse, q_cutoff, visits, BLOCKS, VISITS)
                 if token < 0:
                     # No mass: p and q are equal up to rounding. The draft is accepted, unless p(x) = 0.
                     log_p, log_q = load_tested(step, examined, b, j)

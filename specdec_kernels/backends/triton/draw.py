@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .core import BLOCK, INFINITY, RACE, exponential, inverse, race, random_bits, random_bits_of, uniform, weight
+from .core import BLOCK, INFINITY, RACE, exponential, inverse, race, race_of_blocks, random_bits, random_bits_of, uniform, weight
 from .rows import load_block, load_cutoff, load_row, stats_row, target_ids, tokens_of
 
 
@@ -24,7 +24,7 @@ def draw(rows, b, j, BLOCKS: tl.constexpr, BLOCK_STREAM: tl.constexpr, TOKEN_STR
     temperature, seed = tl.load(sampling.temperature_ptr + b), tl.load(sampling.seed_ptr + b)
     position = tl.load(sampling.position_ptr + b)
     largest, lse, cutoff, mass, block_max = load_row(rows, b, j, BLOCKS)
-    block = race(mass, 0, BLOCKS, seed, position, j, BLOCK_STREAM)
+    block = race_of_blocks(mass, seed, position, j, BLOCK_STREAM)
     its_max = tl.sum(tl.where(tl.arange(0, BLOCKS) == block, block_max, 0.0), 0)
     x = load_block(rows, b, j, block)
     w = tl.where(x >= cutoff, weight(x, its_max, inverse(temperature)), 0.0)

@@ -10,22 +10,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .core import INFINITY, RECOVER_BLOCK, inverse, noise, probability, sums_of_blocks
+from .core import INFINITY, RECOVER_BLOCK, inverse, noise_of, probability, sums_of_blocks
 from .rows import stats_row
 from .verify import race_residual, residual_weights
 
 # What a bound is multiplied by before it is compared, since it is rounded otherwise than what it bounds.
 MARGIN = tl.constexpr(1.00001)
-ALL_PAIRS = tl.constexpr(128)  # so many numbers are ranked by comparing all pairs, which takes fewer steps than sorting
-
-
-@triton.jit
-def ordered(keys, N: tl.constexpr):
-    """(keys, their places in descending order) of N different numbers, in an order that suits."""
-    if N <= ALL_PAIRS:
-        return keys, tl.sum((keys[:, None] > keys[None, :]).to(tl.int32), 0)
-    else:
-        return tl.sort(keys, descending=True), tl.arange(0, N)
+COMPARED = tl.constexpr(64)  # keys that all others are compared with at once
 
 
 @triton.jit
@@ -43,18 +34,39 @@ def bounds_of(step, b, j, w, p_lse, E, BLOCKS: tl.constexpr):
 
 
 @triton.jit
-def recover(step, b, j, w, p_lse, p_cutoff, q_lse, q_cutoff, BLOCKS: tl.constexpr, VISITS: tl.constexpr):
-    """A token drawn from max(0, w p - q) in row j; -1 if there is no mass. VISITS blocks are weighed at a time."""
+def order(step, b, j, w, p_lse, order_ptr, noise_ptr, BLOCKS: tl.constexpr):
+    """Stores the noise of the blocks, and their keys in descending order. Both go through memory, where they take other
+    places: otherwise compilers would compute them anew for every place."""
     seed, position = tl.load(step.target.sampling.seed_ptr + b), tl.load(step.target.sampling.position_ptr + b)
-    E = noise(0, BLOCKS, seed, position, j, RECOVER_BLOCK)
-    keys, places = ordered(bounds_of(step, b, j, w, p_lse, E, BLOCKS), BLOCKS)
+    block = tl.arange(0, BLOCKS)
+    E = noise_of(block, seed, position, j, RECOVER_BLOCK)
+    tl.store(noise_ptr + block, E)
+    tl.store(order_ptr + BLOCKS + block, bounds_of(step, b, j, w, p_lse, E, BLOCKS))
+    tl.debug_barrier()
+    keys, place = tl.load(order_ptr + BLOCKS + block), tl.zeros([BLOCKS], tl.int32)
+    some: tl.constexpr = BLOCKS if BLOCKS < COMPARED else COMPARED
+    for first in range(0, BLOCKS, some):
+        others = tl.load(order_ptr + BLOCKS + first + tl.arange(0, some))
+        place += tl.sum((others[:, None] > keys[None, :]).to(tl.int32), 0)
+    tl.store(order_ptr + place, keys)
+    tl.debug_barrier()
+
+
+@triton.jit
+def recover(
+    step, b, j, w, p_lse, p_cutoff, q_lse, q_cutoff, visits, BLOCKS: tl.constexpr, VISITS: tl.constexpr
+):  # fmt: skip
+    """A token drawn from max(0, w p - q) in row j; -1 if there is no mass. VISITS blocks are weighed at a time."""
+    order_ptr, noise_ptr = visits
+    order_ptr, noise_ptr = order_ptr + b * 2 * BLOCKS, noise_ptr + b * BLOCKS
+    order(step, b, j, w, p_lse, order_ptr, noise_ptr, BLOCKS)
     best, block = tl.full([], 0.0, tl.float32), tl.full([], -1, tl.int32)
     first, visit = tl.full([], 0, tl.int32), tl.arange(0, VISITS)
     bound = tl.full([], INFINITY, tl.float32)  # of the blocks that were not visited
     while bound * MARGIN > best:
-        key = tl.sum(tl.where(places[None, :] == (first + visit)[:, None], keys[None, :], 0), 1)
-        there, blocks = (first + visit < BLOCKS) & (key >= 0), BLOCKS - 1 - (key & (BLOCKS - 1))
-        its_noise = tl.sum(tl.where(tl.arange(0, BLOCKS)[None, :] == blocks[:, None], E[None, :], 0.0), 1)
+        key = tl.load(order_ptr + first + visit, mask=first + visit < BLOCKS, other=-1)
+        there, blocks = key >= 0, BLOCKS - 1 - (key & (BLOCKS - 1))
+        its_noise = tl.load(noise_ptr + blocks)
         blocks = tl.where(there, blocks, step.target.num_blocks)
         mass = sums_of_blocks(residual_weights(step, b, j, w, blocks, p_lse, p_cutoff, q_lse, q_cutoff), False)
         score = tl.where(there, mass / its_noise, 0.0)
@@ -63,8 +75,8 @@ def recover(step, b, j, w, p_lse, p_cutoff, q_lse, q_cutoff, BLOCKS: tl.constexp
         better = (its_best > best) | ((its_best == best) & (its_block < block))
         block, best = tl.where(better, its_block, block), tl.maximum(best, its_best)
         first += VISITS
-        key = tl.max(tl.where(places == first, keys | (BLOCKS - 1), -1), 0)
-        bound = tl.where(key >= 0, key, 0).to(tl.float32, bitcast=True)
+        key = tl.load(order_ptr + first, mask=first < BLOCKS, other=-1)
+        bound = tl.where(key >= 0, key | (BLOCKS - 1), 0).to(tl.float32, bitcast=True)
     token = tl.full([], -1, tl.int64)
     if block >= 0:
         token = race_residual(step, b, j, w, block, p_lse, p_cutoff, q_lse, q_cutoff)

@@ -22,7 +22,7 @@ from .core import (
     log_probability,
     next_scale,
     probability,
-    race,
+    race_of_blocks,
     ratio_after_rejection,
     residual,
     row_fault,
@@ -183,7 +183,7 @@ def test_tree(step, b, depth, RULE: tl.constexpr, BLOCKS: tl.constexpr, NODES: t
     token = tl.full([], -1, tl.int64)
     if fault == 0:
         if scale < INFINITY:
-            block = race(masses, 0, BLOCKS, seed, position, row, RECOVER_BLOCK)
+            block = race_of_blocks(masses, seed, position, row, RECOVER_BLOCK)
             if block >= 0:
                 token = race_residual(step, b, row, scale, block, p_lse, p_cutoff, q_lse, q_cutoff)
         else:

@@ -85,6 +85,7 @@ def speculative_step(
         blocks = padded_blocks(num_blocks)
         sizes = {"RULE": rule, "BLOCKS": blocks, "ROWS": rows_at_once(rows, blocks)}
         sizes["VISITS"] = visits_at_once(blocks, table, reduced)
+        visits = empty(batch, 2, blocks, dtype=torch.int32), empty(batch, blocks)
         with device_guard(target_logits):
             find_statistics(target, draft if weigh_draft else NO_ROWS, limits, batch, rows, raced=raced)
             if rule == BLOCK_RULE.value:
@@ -94,7 +95,7 @@ def speculative_step(
                     step, examined, masses, outputs, **sizes, **options("sums_kernel", device, table or reduced)
                 )
             decide_kernel[(batch,)](
-                step, examined, raced, masses, outputs, **sizes, **options("decide_kernel", device, table or reduced)
+                step, examined, raced, masses, visits, outputs, **sizes, **options("decide_kernel", device, table or reduced)
             )
     return tokens, num_accepted, status, num_emitted, *logs
 
