@@ -47,7 +47,8 @@ def race_tokens(rows, b, j, block, x, its_max, raced, there):
         bits = random_bits_of(target_ids(rows, index), seed, position, zero, RACE)
     temperature = tl.load(rows.sampling.temperature_ptr + b)
     w = weight(x, its_max[:, None], inverse(temperature))
-    score = tl.where(x >= load_cutoff(rows, b, j), w, 0.0) / exponential(uniform(bits))
+    kept = (x >= load_cutoff(rows, b, j)) & (w > 0.0)  # a weight is NaN where the row has no distribution
+    score = tl.where(kept, w, 0.0) / exponential(uniform(bits))
     tl.store(score_ptr + at, tl.max(score, 1), mask=there)
     tl.store(winner_ptr + at, block * BLOCK + tl.argmax(score, 1), mask=there)
 
@@ -63,6 +64,6 @@ def race_winner(rows, b, j, raced, block_max, largest, axis: tl.constexpr):
     score = tl.load(score_ptr + at + block, mask=block_max > -INFINITY, other=0.0)
     temperature = tl.load(rows.sampling.temperature_ptr + b)
     score *= weight(block_max, tl.expand_dims(largest, axis), inverse(temperature))
-    best = tl.argmax(score, axis)
+    best = tl.argmax(tl.where(score > 0.0, score, 0.0), axis)
     winner = tl.load(winner_ptr + at + block, mask=block == tl.expand_dims(best, axis), other=-1)
     return tl.max(winner, axis).to(tl.int64)
