@@ -55,6 +55,11 @@ def test_compiles_ahead_of_time(target, variants, tmp_path):
     assert done.returncode == 0, done.stderr[-4000:]
     lines = done.stdout.splitlines()
     assert {line.split()[0] for line in lines} == KERNELS | {"compact_kernel"}
+    measuring = [line for line in lines if line.startswith("measure_kernel") and "'N': 4" in line]
+    for line in measuring:  # while so many run, an H200 reads a block: docs/cuda.md
+        number = re.search(r"(\w+) instructions", line)[1]
+        assert number == "unknown" or int(number) <= 4 * 300, line
+    assert len(measuring) == 1
     spilled = [re.search(r"(\w+) bytes spilled", line)[1] for line in lines]
     if "unknown" in spilled:
         pytest.skip("compiled; registers are unknown, as this build of Triton has no cuobjdump that runs")
@@ -303,6 +308,28 @@ def test_blocks_that_programs_share(monkeypatch, parts):
     usual = [t for t in inputs.run("triton") if t is not None]
     monkeypatch.setattr(module, "PARTS", parts)
     assert identical([t for t in inputs.run("triton") if t is not None], usual)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_blocks_of_a_program(monkeypatch, size):
+    """How many blocks a program measures changes no bit, whether they end with the row or not."""
+    from specdec_kernels.backends.triton import stages
+
+    inputs = random_step(2, 2, 5300, temperature=(0.0, 0.8), log_probs=True)
+    usual = [t for t in inputs.run("triton") if t is not None]
+    monkeypatch.setattr(stages, "blocks_of_a_program", lambda blocks: size)
+    assert identical([t for t in inputs.run("triton") if t is not None], usual)
+
+
+def test_more_sequences_than_a_dimension_of_a_grid(monkeypatch):
+    from specdec_kernels.backends.triton import stages
+
+    for options in ({}, {"rule": "coupled", "top_k": 9}):
+        inputs = random_step(3, 1, 2100, **options)
+        usual = [t for t in inputs.run("triton") if t is not None]
+        monkeypatch.setattr(stages, "MOST_SEQUENCES", 2)
+        assert identical([t for t in inputs.run("triton") if t is not None], usual)
+        monkeypatch.undo()
 
 
 def test_q_of_a_draft_is_of_processed_logits():

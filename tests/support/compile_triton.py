@@ -206,6 +206,8 @@ def compile_variants(target: GPUTarget, few: bool) -> None:
 
     compile_recurrent(few)
     compile_elementwise(few)
+    # As many blocks as fill a large GPU.
+    verify(random_step(32, 8, 128_256, dtype=torch.bfloat16, kind="one_hot"))
     step = functools.partial(random_step, 2, 3, 128_256, dtype=torch.bfloat16)
     fork = functools.partial(
         random_tree_step, (-1, -1, 0, 1, 2, 2), 2, 128_256, rule="token", dtype=torch.bfloat16, drafter="cpu"

@@ -5,7 +5,19 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .core import BLOCK, INFINITY, RACE, exponential, inverse, race, race_of_blocks, random_bits, random_bits_of, uniform, weight
+from .core import (
+    BLOCK,
+    INFINITY,
+    RACE,
+    exponential,
+    inverse,
+    race,
+    race_of_blocks,
+    random_bits,
+    random_bits_of,
+    uniform,
+    weight,
+)
 from .rows import load_block, load_cutoff, load_row, stats_row, target_ids, tokens_of
 
 

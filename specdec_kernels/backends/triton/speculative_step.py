@@ -95,7 +95,14 @@ def speculative_step(
                     step, examined, masses, outputs, **sizes, **options("sums_kernel", device, table or reduced)
                 )
             decide_kernel[(batch,)](
-                step, examined, raced, masses, visits, outputs, **sizes, **options("decide_kernel", device, table or reduced)
+                step,
+                examined,
+                raced,
+                masses,
+                visits,
+                outputs,
+                **sizes,
+                **options("decide_kernel", device, table or reduced),
             )
     return tokens, num_accepted, status, num_emitted, *logs
 

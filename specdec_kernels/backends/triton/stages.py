@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from .launch import padded_blocks
@@ -34,7 +36,8 @@ def find_statistics(
     row ``first_row`` on, and of one row of ``draft`` less; with ``raced``, and the race of rule ``coupled``.
     """
     device, num_blocks = target.ptr.device, target.num_blocks
-    table, filtered = target.sampling.ids_ptr is not None, target.cutoff_ptr is not None
+    sampling: Any = target.sampling
+    table, filtered = sampling.ids_ptr is not None, target.cutoff_ptr is not None
     all_rows = rows if draft is NO_ROWS else 2 * rows - 1
     inside = raced is not None and not filtered
     size = 1 if table or inside else blocks_of_a_program(num_blocks * batch * all_rows)
