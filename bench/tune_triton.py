@@ -20,13 +20,12 @@ SHAPES = [Shape(B, 5, V, "bfloat16") for V in (128256, 32000, 151936) for B in (
 WARPS, SECONDS = (1, 2, 4, 8, 16), 1.0  # a row, at least 5 rounds
 FILTERS = {"top_k": 50, "top_p": 0.95}
 SETTINGS = {  # kernel: whether of a draft, filters and rule of a call that launches it
-    "stats_kernel": (False, {}, "token"),
-    "examine_kernel": (False, {}, "token"),
-    "residual_kernel": (False, {}, "token"),
-    "filter_kernel": (False, FILTERS, "token"),
-    "race_kernel": (False, {}, "coupled"),
-    "draft_draw_kernel": (True, {}, "token"),
-    "draft_race_kernel": (True, {}, "coupled"),
+    "measure_kernel": (False, {}, "token"),
+    "decide_kernel": (False, {}, "token"),
+    "select_kernel": (False, FILTERS, "token"),
+    "sums_kernel": (False, {}, "block"),
+    "race_kernel": (False, FILTERS, "coupled"),
+    "decide_draft_kernel": (True, {}, "token"),
 }
 
 

@@ -19,7 +19,7 @@ def test_tuning_needs_a_gpu():
 
 def test_tuning_times_candidates_beside_the_table():
     inputs = StepInputs(Shape(1, 1, 30, "float32"), "typical", 1.0, CPU, 1)
-    row = tune_triton.measure_kernel("draft_race_kernel", inputs, (2,), 0.0)
+    row = tune_triton.measure_kernel("decide_draft_kernel", inputs, (2,), 0.0)
     assert row["seconds"].keys() == row["ratios"].keys() == {"2", str(row["usual"])} and row["unavailable"] == {}
     assert row["ratios"][str(row["usual"])]["median"] == 1
 

@@ -1,5 +1,5 @@
 """What only the Triton backend does: compiling ahead of time for every family of GPUs without spilling registers, the
-number of launches, the last program's decision, and bisection for cutoffs.
+number of launches, and bisection for cutoffs.
 
 A step of every rule and form of q is compared with the reference here. All other test files cover the backend as well,
 in Triton's interpreter if there is no GPU."""
@@ -30,8 +30,8 @@ from specdec_kernels.testing import (
 
 TARGETS = {"sm_80": "cuda 80 32", "sm_90": "cuda 90 32", "sm_100": "cuda 100 32", "gfx942": "hip gfx942 64"}
 KERNELS = {
-    "stats_kernel", "filter_kernel", "race_kernel", "examine_kernel", "residual_kernel", "draft_draw_kernel",
-    "draft_race_kernel", "children_kernel", "verify_tree_kernel", "conv_window_kernel", "delta_step_kernel",
+    "measure_kernel", "select_kernel", "race_kernel", "sums_kernel", "decide_kernel", "decide_draft_kernel",
+    "decide_tree_kernel", "first_children_kernel", "decide_children_kernel", "conv_window_kernel", "delta_step_kernel",
     "ssd_step_kernel", "store_kernel",
 }  # fmt: skip
 INF = float("inf")
@@ -55,6 +55,11 @@ def test_compiles_ahead_of_time(target, variants, tmp_path):
     assert done.returncode == 0, done.stderr[-4000:]
     lines = done.stdout.splitlines()
     assert {line.split()[0] for line in lines} == KERNELS | {"compact_kernel"}
+    measuring = [line for line in lines if line.startswith("measure_kernel") and "'N': 4" in line]
+    for line in measuring:  # while so many run, an H200 reads a block: docs/cuda.md
+        number = re.search(r"(\w+) instructions", line)[1]
+        assert number == "unknown" or int(number) <= 4 * 300, line
+    assert len(measuring) == 1
     spilled = [re.search(r"(\w+) bytes spilled", line)[1] for line in lines]
     if "unknown" in spilled:
         pytest.skip("compiled; registers are unknown, as this build of Triton has no cuobjdump that runs")
@@ -72,11 +77,12 @@ def test_launch_table():
         for family, number in zip(tables.FAMILIES, numbers, strict=True):
             assert number in (1, 2, 4, 8, 16, 32) and number * (64 if family == "amd" else 32) <= 1024
     device = torch.device("cpu")
-    usual = tables.options("stats_kernel", device, False)
-    with tables.using("stats_kernel", 16):
-        assert tables.options("stats_kernel", device, False) == {"num_warps": 16} != usual
-        assert tables.options("stats_kernel", device, True) == {"num_warps": 16, "maxnreg": 128}
-    assert tables.options("stats_kernel", device, False) == usual
+    usual = tables.options("decide_kernel", device, False)
+    with tables.using("decide_kernel", 16):
+        changed = tables.options("decide_kernel", device, False)
+        assert changed == {"num_warps": 16, "DEPENDENT": False} != usual
+        assert tables.options("decide_kernel", device, True) == changed | {"maxnreg": 128}
+    assert tables.options("decide_kernel", device, False) == usual
 
 
 @pytest.mark.parametrize(
@@ -92,11 +98,16 @@ def test_each_gpu_has_its_launches(monkeypatch, capability, hip, family, limited
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.version, "hip", hip)
     monkeypatch.setattr(tables, "family", tables.family.__wrapped__)  # without what it remembers
-    numbers = dict(zip(tables.FAMILIES, tables.WARPS["filter_kernel"], strict=True))
-    device = torch.device("cuda", 0)
+    numbers = dict(zip(tables.FAMILIES, tables.WARPS["select_kernel"], strict=True))
+    device, dependent = torch.device("cuda", 0), family in ("hopper", "blackwell")
     assert tables.family(device) == family
-    assert tables.options("filter_kernel", device, False) == {"num_warps": numbers[family]}
-    assert ("maxnreg" in tables.options("filter_kernel", device, True)) == limited
+    later = {"launch_pdl": True} if dependent else {}
+    expected = {"num_warps": numbers[family], "DEPENDENT": dependent}
+    assert tables.options("select_kernel", device, False) == expected | later
+    assert ("maxnreg" in tables.options("select_kernel", device, True)) == limited
+    # An operation's first kernel lets the next one begin early, but does not begin early itself.
+    first = tables.options("measure_kernel", device, False)
+    assert first["DEPENDENT"] == dependent and "launch_pdl" not in first
 
 
 @pytest.fixture
@@ -114,49 +125,51 @@ def launched(monkeypatch) -> list[str]:
             names.append(self.name)
             return self.kernel[grid]
 
-    for module in (modules.draft_children, modules.draft_step, modules.speculative_step, modules.verify_tree):
+    from specdec_kernels.backends.triton import stages
+
+    for module in (stages, modules.draft_children, modules.draft_step, modules.speculative_step, modules.verify_tree):
         for name in KERNELS & set(vars(module)):
             monkeypatch.setattr(module, name, Counting(name, getattr(module, name)))
     return names
 
 
 def test_launches(launched):
-    """A draft takes two launches and a step three, whatever B, K and V; an empty batch takes none."""
+    """A draft and a step take two launches, whatever B, K and V; an empty batch takes none."""
     inputs = random_step(2, 2, 1300, temperature=(0.0, 1.0))
     inputs.draft(inputs.draft_logits[:, 0], 0, "triton")
-    assert launched == ["stats_kernel", "draft_draw_kernel"]
+    assert launched == ["measure_kernel", "decide_draft_kernel"]
     inputs.run("triton")
-    assert launched[2:] == ["stats_kernel", "examine_kernel", "residual_kernel"]
+    assert launched[2:] == ["measure_kernel", "decide_kernel"]
     inputs.map(lambda t: t[:0]).run("triton")
-    assert len(launched) == 5
+    assert len(launched) == 4
 
 
 @pytest.mark.parametrize("rule", Rule)
 def test_filters_take_one_launch_more(launched, rule):
-    """With every rule, and also with a table."""
+    """With every rule, and also with a table; with ``coupled`` the race is one more, and ``block`` has one for sums."""
     for filters, table in itertools.product(({}, {"top_k": 2}), ({}, {"table": 3})):
         inputs = random_step(1, 1, 5, rule=rule, **filters, **table)
-        first = ["stats_kernel", "filter_kernel"] if filters else ["stats_kernel"]
+        first = ["measure_kernel", *(["select_kernel"] if filters else [])]
+        first += ["race_kernel"] if filters and rule == "coupled" else []
         launched.clear()
         inputs.run("triton")
-        last = ["race_kernel", "examine_kernel"] if rule == "coupled" else ["examine_kernel", "residual_kernel"]
-        assert launched == [*first, *last]
+        assert launched == [*first, *(["sums_kernel"] if rule == "block" else []), "decide_kernel"]
         launched.clear()
         inputs.draft(inputs.target_logits[:, 0], 0, "triton")
-        assert launched == [*first, "draft_race_kernel" if rule == "coupled" else "draft_draw_kernel"]
+        assert launched == [*first, "decide_draft_kernel"]
 
 
 def test_launches_of_trees(launched):
-    """Two, with filters three, and none for an empty batch."""
+    """Two, three for children, with filters one more, and none for an empty batch."""
     for filters in ({}, {"top_k": 2}):
         inputs = random_tree_step((-1, 0), 1, 5, rule="block", drafter="cpu", **filters)
-        first = ["stats_kernel", "filter_kernel"] if filters else ["stats_kernel"]
+        first = ["measure_kernel", "select_kernel"] if filters else ["measure_kernel"]
         launched.clear()
         inputs.run("triton")
-        assert launched == [*first, "verify_tree_kernel"]
+        assert launched == [*first, "decide_tree_kernel"]
         launched.clear()
         inputs.draft(inputs.target_logits[:, 1], 1, (0,), 2, "triton")
-        assert launched == [*first, "children_kernel"]
+        assert launched == [*first, "first_children_kernel", "decide_children_kernel"]
     launched.clear()
     inputs.map(lambda t: t[:0]).run("triton")
     assert launched == []
@@ -178,7 +191,7 @@ def identical(results: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
 
 
 @pytest.mark.parametrize("rule", [*Rule, "children"])
-def test_any_program_may_be_the_last(monkeypatch, rule):
+def test_the_order_of_programs_has_no_effect(monkeypatch, rule):
     """The interpreter runs programs in order. Here it runs them backwards, and starting in the middle."""
     if torch.cuda.is_available():
         pytest.skip("programs run in the order that the GPU takes")
@@ -200,7 +213,7 @@ def test_any_program_may_be_the_last(monkeypatch, rule):
 
 @pytest.mark.parametrize("rule", [*Rule, "children"])
 def test_scratch_may_hold_anything(rule):
-    """No scratch memory is read before it is written, and counters of arrivals are set to 0."""
+    """No scratch memory is read before it is written."""
     usual = outcomes(rule)
     torch.use_deterministic_algorithms(True, warn_only=True)  # fills new tensors with NaN or the largest integer
     try:
@@ -286,16 +299,37 @@ def test_blocks_that_stand_in_part():
         compare(random_step(2, 3, 10, rule="block", random_state=state))
 
 
-@pytest.mark.parametrize("programs", [1, 8])
-def test_rows_that_programs_share(monkeypatch, programs):
-    """With rule `block`, how many programs share the rows of a block changes nothing: here one has them all, or two
-    have two and one of three. Otherwise each has one."""
+@pytest.mark.parametrize("parts", [1, 3])
+def test_blocks_that_programs_share(monkeypatch, parts):
+    """With rule `block`, how many programs share the blocks of a residual changes nothing."""
     from specdec_kernels.backends.triton import speculative_step as module
 
-    inputs = random_step(2, 3, 2000, rule="block", temperature=(0.0, 0.8), log_probs=True)
+    inputs = random_step(2, 3, 20_000, rule="block", temperature=(0.0, 0.8), log_probs=True)
     usual = [t for t in inputs.run("triton") if t is not None]
-    monkeypatch.setattr(module, "PROGRAMS", programs)
+    monkeypatch.setattr(module, "PARTS", parts)
     assert identical([t for t in inputs.run("triton") if t is not None], usual)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_blocks_of_a_program(monkeypatch, size):
+    """How many blocks a program measures changes no bit, whether they end with the row or not."""
+    from specdec_kernels.backends.triton import stages
+
+    inputs = random_step(2, 2, 5300, temperature=(0.0, 0.8), log_probs=True)
+    usual = [t for t in inputs.run("triton") if t is not None]
+    monkeypatch.setattr(stages, "blocks_of_a_program", lambda blocks: size)
+    assert identical([t for t in inputs.run("triton") if t is not None], usual)
+
+
+def test_more_sequences_than_a_dimension_of_a_grid(monkeypatch):
+    from specdec_kernels.backends.triton import stages
+
+    for options in ({}, {"rule": "coupled", "top_k": 9}):
+        inputs = random_step(3, 1, 2100, **options)
+        usual = [t for t in inputs.run("triton") if t is not None]
+        monkeypatch.setattr(stages, "MOST_SEQUENCES", 2)
+        assert identical([t for t in inputs.run("triton") if t is not None], usual)
+        monkeypatch.undo()
 
 
 def test_q_of_a_draft_is_of_processed_logits():

@@ -28,8 +28,8 @@ MUTATIONS: list[Mutation] = [
         "tests/kernels/test_trees_triton.py::test_several_blocks tests/kernels/test_trees_triton.py::test_as_many_children_as_allowed",
         {
             "triton-tree-sampled-children-are-the-likely-ones": (
-                "arrival = w / exponential(uniform(bits))",
-                "arrival = w / exponential(uniform(bits * 0))",
+                "arrival = w / E",
+                "arrival = w / (E * 0.0 + 1.0)",
             ),
             "triton-tree-ties-are-lost": ("| ((score == head) & (ids > token))", ""),
         },
@@ -46,11 +46,6 @@ MUTATIONS: list[Mutation] = [
                 "log_q = log_probability(logit, inverse(temperature), lse, cutoff)",
                 "log_q = log_probability(raw, inverse(temperature), lse, cutoff)",
                 "tests/kernels/test_triton.py::test_q_of_a_draft_is_of_processed_logits",
-            ),
-            "triton-coupled-draft-of-the-first-block": (
-                "        race_block(rows, b, j, block, score_ptr, winner_ptr)",
-                "        race_block(rows, b, j, block * 0, score_ptr, winner_ptr)",
-                "tests/kernels/test_triton.py::test_several_blocks",
             ),
         },
     ),
@@ -110,37 +105,70 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "specdec_kernels/backends/triton/examined.py",
+        "specdec_kernels/backends/triton/measure.py",
+        "tests/kernels/test_triton.py::test_several_blocks",
+        {
+            "triton-coupled-races-of-the-first-blocks": (
+                "race_tokens(rows, b, j, block, x, largest, raced, there)",
+                "race_tokens(rows, b, j, block * 0, x, largest, raced, there)",
+            ),
+            "triton-only-whole-programs-of-blocks-measure": (
+                "block = part * N + tl.arange(0, N)",
+                "block = part * N + tl.arange(0, N) * 0",
+                "tests/kernels/test_triton.py::test_blocks_of_a_program",
+            ),
+        },
+    ),
+    *mutations(
+        "specdec_kernels/backends/triton/walk.py",
         "tests/kernels/test_corners.py -k triton",
         {
             "triton-zero-q-accepted": (
                 "kept = drafted & (log_q != -INFINITY)",
                 "kept = drafted",
             ),
+            "triton-greedy-takes-a-later-id-of-a-tie": (
+                "place = tl.min(tl.where(logits == its_largest[:, None], tl.arange(0, BLOCK)[None, :], BLOCK), 1)",
+                "place = tl.max(tl.where(logits == its_largest[:, None], tl.arange(0, BLOCK)[None, :], -1), 1)",
+            ),
         },
     ),
     *mutations(
-        "specdec_kernels/backends/triton/filters.py",
+        "specdec_kernels/backends/triton/recover.py",
+        "tests/kernels/test_best_first.py -k 'mass or peaked'",
+        {
+            "triton-visits-end-with-the-first-blocks": ("while bound * MARGIN > best:", "while best == 0.0:"),
+            "triton-visits-in-the-order-of-ids": (
+                "tl.store(order_ptr + place, keys)",
+                "tl.store(order_ptr + block, keys)",
+            ),
+            "triton-bounds-without-noise": ("bits = (w * mass / E)", "bits = (w * mass)"),
+        },
+    ),
+    *mutations(
+        "specdec_kernels/backends/triton/sums.py",
+        "tests/kernels/test_triton.py tests/kernels/test_parity.py -k 'triton and not compiles'",
+        {
+            "triton-block-tests-with-the-next-number": ("tl.maximum(j - 1, 0)", "j"),
+            "triton-prefixes-below-w-are-kept": (
+                "((state != RECOVER) & (u < w))",
+                "(u < w)",
+                "tests/kernels/test_best_first.py -k rule_block",
+            ),
+        },
+    ),
+    *mutations(
+        "specdec_kernels/backends/triton/select.py",
         "tests/kernels/test_triton.py tests/kernels/test_filters.py -k 'triton and not compiles'",
         {
             "triton-top-p-before-top-k": (
-                "total, above, below = weigh(rows, b, j, low, low, largest",
-                "all = low * 0 + LOWEST\n        total, above, below = weigh(rows, b, j, all, all, largest",
+                "weights = tl.where(valid & (keys >= low), weight",
+                "weights = tl.where(valid, weight",
             ),
-        },
-    ),
-    *mutations(
-        "specdec_kernels/backends/triton/speculative_step.py",
-        "tests/kernels/test_triton.py -k 'last or scratch'",
-        {
-            "triton-unneeded-rows-do-not-arrive": (
-                "arrives_last(arrivals_ptr, b, limit + 1)",
-                "arrives_last(arrivals_ptr, b, num_rows)",
-            ),
-            "triton-block-tests-with-the-next-number": (
-                "accept_noise(seed, position, j - 1)",
-                "accept_noise(seed, position, j)",
-                "tests/kernels/test_triton.py tests/kernels/test_parity.py -k 'triton and not compiles'",
+            "triton-parts-beyond-the-best-do-not-count": (
+                "certain = mass >= wanted",
+                "certain = mass >= 0.0",
+                "tests/kernels/test_triton.py::test_more_blocks_than_a_pass_reads_at_once",
             ),
         },
     ),

@@ -28,7 +28,7 @@ from specdec_kernels.backends.triton import draft_step as draft_module
 from specdec_kernels.backends.triton import elementwise as elementwise_module
 from specdec_kernels.backends.triton import recurrent as recurrent_module
 from specdec_kernels.backends.triton import speculative_step as step_module
-from specdec_kernels.backends.triton import tables
+from specdec_kernels.backends.triton import stages, tables
 from specdec_kernels.backends.triton import verify_tree as tree_module
 from specdec_kernels.ops import RULES, TREE_RULES
 from specdec_kernels.testing import StepInputs, TreeInputs, random_step, random_tree_step
@@ -68,8 +68,9 @@ class Compiled:
         return self.compile
 
     def compile(
-        self, *arguments, num_warps: int, maxnreg: int | None = None, enable_fp_fusion: bool = True, **constants
-    ) -> None:
+        self, *arguments, num_warps: int, maxnreg: int | None = None, enable_fp_fusion: bool = True,
+        launch_pdl: bool = False, **constants,
+    ) -> None:  # fmt: skip
         signature, paths, aligned = {}, {}, []
         for i, param in enumerate(self.kernel.params):
             if param.name in constants:
@@ -85,12 +86,14 @@ class Compiled:
         source = ASTSource(self.kernel, signature, paths, {path: multiple for path in aligned})
         options = {"num_warps": num_warps, "enable_fp_fusion": enable_fp_fusion}
         options |= {} if maxnreg is None else {"maxnreg": maxnreg}
+        options |= {"launch_pdl": True} if launch_pdl else {}
         compiled = triton.compile(source, target=self.target, options=options)
         binary = compiled.asm["cubin" if self.target.backend == "cuda" else "hsaco"]
         registers, spilled = resources(compiled)
         print(
             f"{self.kernel.__name__} {constants}, {num_warps} warps: {registers} registers, {spilled} bytes spilled,",
-            f"{len(binary)} bytes, {time.perf_counter() - start:.1f} s", flush=True,
+            f"{instructions(compiled)} instructions, {len(binary)} bytes, {time.perf_counter() - start:.1f} s",
+            flush=True,
         )  # fmt: skip
         assert len(binary) > 0
 
@@ -110,6 +113,22 @@ def resources(compiled: CompiledKernel) -> tuple[str, str]:
         except (OSError, RuntimeError, subprocess.CalledProcessError):  # not every build of Triton has these tools
             return "unknown", "unknown"
     return tuple(re.search(rf"{name}:(\d+)", usage)[1] for name in ("REG", "STACK"))
+
+
+def instructions(compiled: CompiledKernel) -> str:
+    """How many instructions there are up to the last exit, on NVIDIA's GPUs."""
+    if "cubin" not in compiled.asm:
+        return "unknown"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        try:
+            command = [triton.knobs.nvidia.cuobjdump.path, "-sass", file.name]
+            text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        except (OSError, RuntimeError, subprocess.CalledProcessError):
+            return "unknown"
+    lines = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(.*?);", text, re.MULTILINE)
+    return str(max((i for i, line in enumerate(lines) if "EXIT" in line), default=0) + 1)
 
 
 def compile_compaction(target: GPUTarget) -> None:
@@ -161,7 +180,8 @@ def compile_elementwise(few: bool) -> None:
 
 def compile_variants(target: GPUTarget, few: bool) -> None:
     compile_compaction(target)
-    for module in (draft_module, step_module, children_module, tree_module, recurrent_module, elementwise_module):
+    modules = (stages, draft_module, step_module, children_module, tree_module, recurrent_module, elementwise_module)
+    for module in modules:
         for name in [name for name in vars(module) if name.endswith("_kernel")]:
             setattr(module, name, Compiled(getattr(module, name), target))
 
@@ -186,6 +206,8 @@ def compile_variants(target: GPUTarget, few: bool) -> None:
 
     compile_recurrent(few)
     compile_elementwise(few)
+    # As many blocks as fill a large GPU.
+    verify(random_step(32, 8, 128_256, dtype=torch.bfloat16, kind="one_hot"))
     step = functools.partial(random_step, 2, 3, 128_256, dtype=torch.bfloat16)
     fork = functools.partial(
         random_tree_step, (-1, -1, 0, 1, 2, 2), 2, 128_256, rule="token", dtype=torch.bfloat16, drafter="cpu"

@@ -7,6 +7,7 @@ functions take values in registers; rows.py loads and stores.
 import triton
 import triton.language as tl
 
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 BLOCK = tl.constexpr(1024)  # consecutive vocabulary entries that race as one; the same in all backends
 
 # Streams: the last word of Philox' counter. No two kinds of decision share noise.
@@ -37,6 +38,7 @@ DRAFT_OUT_OF_RANGE = tl.constexpr(128)
 
 INFINITY = tl.constexpr(float("inf"))
 LOG2E = tl.constexpr(1.4426950408889634)
+LOWEST = tl.constexpr(-2139095041)  # ordered_key(-inf)
 
 
 # ---- Random numbers (core/random.h) --------------------------------------------------------------------------
@@ -88,17 +90,37 @@ def random_bits_of(index, seed, position, offset, stream: tl.constexpr):
 
 
 @triton.jit
+def noise(first, N: tl.constexpr, seed, position, offset, stream: tl.constexpr):
+    """[N] Exp(1) variates, those of the indices first .. first + N - 1."""
+    return exponential(uniform(random_bits(first, N, seed, position, offset, stream)))
+
+
+@triton.jit
+def noise_of(index, seed, position, offset, stream: tl.constexpr):
+    """The same of arbitrary indices. Of few of them this is faster, as no numbers have to change places."""
+    return exponential(uniform(random_bits_of(index, seed, position, offset, stream)))
+
+
+@triton.jit
+def race_of_blocks(mass, seed, position, offset, stream: tl.constexpr):
+    """The first level of a race: the block that wins, of [N] masses; -1 if all are 0."""
+    score = mass / noise_of(tl.arange(0, mass.shape[0]), seed, position, offset, stream)
+    return tl.where(tl.max(score, 0) > 0, tl.argmax(score, 0).to(tl.int32), -1)
+
+
+@triton.jit
 def race(weights, first, N: tl.constexpr, seed, position, offset, stream: tl.constexpr):
     """Exponential race: the index (from 0) of the smallest E / w, as the largest w / E; -1 if all weights are 0."""
-    score = weights / exponential(uniform(random_bits(first, N, seed, position, offset, stream)))
+    score = weights / noise(first, N, seed, position, offset, stream)
     return tl.where(tl.max(score, 0) > 0, tl.argmax(score, 0).to(tl.int32), -1)
 
 
 @triton.jit
 def accept_noise(seed, position, offset):
-    """u in (0, 1): the random number that tests a draft. It is word 0, which the sum picks out of the call's vector."""
-    u = uniform(random_bits(0, 4, seed, position, offset, ACCEPT))
-    return tl.sum(tl.where(tl.arange(0, 4) == 0, u, 0.0), 0)
+    """u in (0, 1) of one offset or several: the random numbers that test drafts, word 0 of a call each."""
+    zero = (offset * 0).to(tl.uint32)
+    w0, w1, w2, w3 = tl.philox(seed, zero, zero + position.to(tl.uint32), zero + offset.to(tl.uint32), zero + ACCEPT)
+    return uniform(w0)
 
 
 # ---- The distribution of a row (core/distribution.h, core/softmax.h) -----------------------------------------
@@ -129,7 +151,7 @@ def weight(logit, reference, inverse_temperature):
 
 @triton.jit
 def log_probability(logit, inverse_temperature, lse, cutoff):
-    return tl.where(logit >= cutoff, logit * inverse_temperature - lse, -INFINITY)
+    return tl.where(logit >= cutoff, tl.fma(logit, inverse_temperature, -lse), -INFINITY)
 
 
 @triton.jit
@@ -144,33 +166,84 @@ def inverse(temperature):
 
 
 @triton.jit
-def sum_of_block(weights):
-    """The sum of a block's weights, none of which is above 1, with the same bits whatever the number of warps: that
-    may differ between kernels with and without a ``TokenTable``, which must not change the sequences beside its own.
-    The 32 numbers of a sum along the last dimension are in one warp. Their sums are added as integers, in any order."""
-    part = tl.sum(tl.reshape(weights, [BLOCK // 32, 32]), 1)
-    part = tl.where(part == part, part, 0.0)  # NaN: the block's largest logit tells
-    return tl.sum((part * 1099511627776.0).to(tl.int64), 0).to(tl.float32) * 9.094947017729282e-13  # 2^40, 2^-40
+def larger(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
-def block_stats(x, temperature):
-    """(the largest logit of a block, NaN if any is NaN; the sum of the weights relative to it)."""
-    any_nan = tl.max((x != x).to(tl.int32), 0) > 0
-    largest = tl.max(tl.where(x != x, -INFINITY, x), 0)
-    total = sum_of_block(weight(x, largest, inverse(temperature)))
-    return tl.where(any_nan, float("nan"), largest), tl.where(temperature == 0.0, 0.0, total)
+def largest_of(x, axis: tl.constexpr):
+    """The largest number along an axis; NaN if any is NaN."""
+    if INTERPRETED:  # which takes long for a reduction of one's own
+        return tl.where(
+            tl.max((x != x).to(tl.int32), axis) > 0, float("nan"), tl.max(tl.where(x != x, -INFINITY, x), axis)
+        )
+    else:
+        return tl.reduce(x, axis, larger)
 
 
 @triton.jit
-def merge(block_max, block_sum, temperature):
-    """(a row's largest logit, NaN if any is NaN; its lse, at temperature 0 the largest logit; the masses of its blocks
-    relative to the largest logit)."""
-    any_nan = tl.max((block_max != block_max).to(tl.int32), 0) > 0
-    largest = tl.max(tl.where(block_max != block_max, -INFINITY, block_max), 0)
-    mass = block_sum * weight(block_max, largest, inverse(temperature))
-    lse = tl.where(temperature == 0.0, largest, largest * inverse(temperature) + tl.log(tl.sum(mass, 0)))
-    return tl.where(any_nan, float("nan"), largest), lse, mass
+def add_pairs(x, NEAR: tl.constexpr):
+    """Halves the last axis of x [N, M] by adding neighbours, or the second half to the first."""
+    N: tl.constexpr = x.shape[0]
+    M: tl.constexpr = x.shape[1]
+    if NEAR:
+        return tl.sum(tl.reshape(x, [N, M // 2, 2]), 2)
+    else:
+        return tl.sum(tl.reshape(x, [N, 2, M // 2]), 1)
+
+
+@triton.jit
+def sums_of_blocks(x, THREAD_FIRST: tl.constexpr):
+    """[N] sums of x [N, 1024], with the same bits in any layout and thus for any alignment and number of warps: a sum
+    of two numbers is the same in either order. With THREAD_FIRST, quarters of a block are added early, which is fast
+    where a thread has numbers of all of them."""
+    if THREAD_FIRST:
+        x = add_pairs(add_pairs(x, False), False)
+    for _level in tl.static_range(3):
+        x = add_pairs(x, True)
+    for _level in tl.static_range(4 if THREAD_FIRST else 6):
+        x = add_pairs(x, True)
+    return tl.sum(x, 1)
+
+
+@triton.jit
+def blocks_stats(x, temperature):
+    """Of every row of x [N, 1024], a block: (its largest logit, NaN if any is NaN; the sum of the weights relative to
+    it). A weight takes one product and sum, fma(x, scale, -offset), that is rounded once; what ``offset`` lost to its
+    rounding is made good in the sum. The limit of ``scale`` changes no weight: at 2^30, the next float below the
+    largest logit weighs 2^-64 of it."""
+    largest = largest_of(x, 1)
+    reference = tl.where(largest == -INFINITY, 0.0, largest)
+    scale = tl.where(temperature == 0.0, 0.0, LOG2E / temperature)
+    scale = tl.minimum(scale, 1073741824.0 / tl.abs(reference))
+    offset = reference * scale
+    lost = tl.fma(reference, scale, -offset)
+    total = sums_of_blocks(tl.exp2(tl.fma(x, scale[:, None], -offset[:, None])), True) * tl.exp2(-lost)
+    return largest, tl.where(temperature == 0.0, 0.0, total)
+
+
+@triton.jit
+def sum_of_masses(mass):
+    """The sums along the last axis of masses relative to a row's largest logit, with the same bits in any layout and
+    thus in all kernels: of pairs, and then as integers, which may be added in any order."""
+    mass = tl.where(mass == mass, mass, 0.0)  # NaN: the row's largest logit tells
+    axis: tl.constexpr = len(mass.shape) - 1
+    for _pairs in tl.static_range(2):
+        if axis == 0:
+            mass = tl.sum(tl.reshape(mass, [mass.shape[0] // 2, 2]), 1)
+        else:
+            mass = tl.sum(tl.reshape(mass, [mass.shape[0], mass.shape[1] // 2, 2]), 2)
+    return tl.sum((mass * 1099511627776.0).to(tl.int64), axis).to(tl.float32) * 9.094947017729282e-13  # 2^40, 2^-40
+
+
+@triton.jit
+def merge(block_max, block_sum, temperature, axis: tl.constexpr):
+    """Of the blocks along an axis: (a row's largest logit, NaN if any is NaN; its lse, at temperature 0 the largest
+    logit; the masses of its blocks relative to the largest logit)."""
+    largest = largest_of(block_max, axis)
+    mass = block_sum * weight(block_max, tl.expand_dims(largest, axis), inverse(temperature))
+    lse = tl.fma(largest, inverse(temperature), tl.log(sum_of_masses(mass)))
+    return largest, tl.where(temperature == 0.0, largest, lse), mass
 
 
 @triton.jit

@@ -1,9 +1,6 @@
-"""``draft_children`` in two launches, or in three with filters.
-
-1. Statistics of every block of logits.
-2. With filters: one program per row finds its cutoff.
-3. One program for each (row, block) finds the first child in its block. The last program of a row takes the first of
-   these, looks for the next one in the same block, and so on: as many blocks are read again as there are children.
+"""``draft_children``: ``measure``, with filters ``select``, then two launches. One program for each (row, block) finds
+the first child in its block. Then one program for each row takes the first of these, looks for the next one in the same
+block, and so on: as many blocks are read again as there are children.
 
 For the most likely children, a few operations on [B] numbers come before, which give greedy sequences temperature 1.
 """
@@ -15,22 +12,21 @@ import triton
 import triton.language as tl
 
 from ... import ops
-from .arrivals import arrives_last
 from .core import (
     BLOCK,
     DRAFT_FLAG_FACTOR,
     DRAFT_TOKEN,
     INFINITY,
-    exponential,
     inverse,
     log_probability,
-    random_bits,
+    noise,
     row_fault,
-    uniform,
     weight,
 )
-from .filters import filter_kernel
+from .dependent import let_next_begin, wait_for_earlier
 from .launch import (
+    NOT_FILTERED,
+    Filtered,
     contiguous,
     dense_rows,
     device_guard,
@@ -39,7 +35,8 @@ from .launch import (
     rows_on_device,
     sampling_on_device,
 )
-from .rows import NO_ROWS, load_block, load_row, load_token, stats_kernel, target_ids
+from .rows import NO_ROWS, load_block, load_row, load_token, target_ids
+from .stages import find_statistics
 from .tables import options
 
 
@@ -52,27 +49,26 @@ def scores_of(rows, b, j, block, offset_ptr, largest, cutoff):
     score = tl.where(x >= cutoff, x, -INFINITY)
     if offset_ptr is not None:
         seed, position = tl.load(rows.sampling.seed_ptr + b), tl.load(rows.sampling.position_ptr + b)
-        bits = random_bits(block * BLOCK, BLOCK, seed, position, tl.load(offset_ptr + b), DRAFT_TOKEN)
+        E = noise(block * BLOCK, BLOCK, seed, position, tl.load(offset_ptr + b), DRAFT_TOKEN)
         w = tl.where(x >= cutoff, weight(x, largest, inverse(temperature)), 0.0)
-        arrival = w / exponential(uniform(bits))
+        arrival = w / E
         score = tl.where(temperature == 0.0, score, tl.where(arrival > 0.0, arrival, -INFINITY))
     return score
 
 
-@triton.jit(do_not_specialize=["depth", "width"])
-def children_kernel(
+@triton.jit(do_not_specialize=["depth"])
+def first_children_kernel(
     rows,  # Rows [B, 1, V]
     depth,  # how many tokens of the path the penalties count
     offset_ptr,  # [B] int64 for sampled children; None: the most likely tokens
-    width,
-    score_ptr,  # [B, blocks] scratch: the largest score of every block
-    winner_ptr,  # its token
-    arrivals_ptr,  # [B], 0
-    outputs,  # tokens, log_q: [B, width]; cutoff, lse, status: [B] each
+    score_ptr,  # [B, blocks] out: the largest score of every block
+    winner_ptr,  # out: its token
     BLOCKS: tl.constexpr,
-    SLOTS: tl.constexpr,  # width or more, a power of 2
+    DEPENDENT: tl.constexpr,
 ):
-    tokens_ptr, log_q_ptr, cutoff_ptr, lse_ptr, status_ptr = outputs
+    """Program (block and row)."""
+    let_next_begin(DEPENDENT)
+    wait_for_earlier(DEPENDENT)
     at = tl.program_id(0).to(tl.int64)
     b, block = at // rows.num_blocks, at % rows.num_blocks
     j = b * 0 + depth
@@ -80,38 +76,57 @@ def children_kernel(
     score = scores_of(rows, b, j, block, offset_ptr, largest, cutoff)
     tl.store(score_ptr + at, tl.max(score, 0))
     tl.store(winner_ptr + at, block * BLOCK + tl.argmax(score, 0))
-    if arrives_last(arrivals_ptr, b, rows.num_blocks):
-        fault, temperature = row_fault(largest), tl.load(rows.sampling.temperature_ptr + b)
-        greedy = temperature == 0.0
-        blocks = tl.arange(0, BLOCKS)
-        inside = blocks < rows.num_blocks
-        heads = tl.load(score_ptr + b * rows.num_blocks + blocks, mask=inside, other=-INFINITY)
-        winners = tl.load(winner_ptr + b * rows.num_blocks + blocks, mask=inside, other=0)
-        most = tl.where(fault != 0, 0, tl.where(greedy, 1, width))
-        count, head = most * 0, tl.max(tl.where(fault == 0, heads, -INFINITY), 0)
-        while (count < most) & (head > -INFINITY):
-            its_block = tl.argmax(heads, 0)  # the first of a tie
-            token = tl.sum(tl.where(blocks == its_block, winners, 0), 0)
-            logit, raw = load_token(rows, b, j, token)
-            log_q = tl.where(greedy, 0.0, log_probability(logit, inverse(temperature), lse, cutoff))
-            tl.store(tokens_ptr + b * width + count, target_ids(rows, token))
-            tl.store(log_q_ptr + b * width + count, log_q)
-            count += 1
-            score = scores_of(rows, b, j, tl.cast(its_block, tl.int64), offset_ptr, largest, cutoff)
-            ids = tl.cast(its_block, tl.int64) * BLOCK + tl.arange(0, BLOCK)
-            later = (score < head) | ((score == head) & (ids > token))
-            # The same score compiled twice might differ in its last bit: no token may come again.
-            score = tl.where(later & (ids != token), score, -INFINITY)
-            heads = tl.where(blocks == its_block, tl.max(score, 0), heads)
-            winners = tl.where(blocks == its_block, tl.cast(its_block, tl.int64) * BLOCK + tl.argmax(score, 0), winners)
-            head = tl.max(heads, 0)
-        slots = tl.arange(0, SLOTS)
-        rest = (slots >= count) & (slots < width)
-        tl.store(tokens_ptr + b * width + slots, tl.full([SLOTS], -1, tl.int64), mask=rest)
-        tl.store(log_q_ptr + b * width + slots, tl.full([SLOTS], -INFINITY, tl.float32), mask=rest)
-        tl.store(cutoff_ptr + b, tl.where(fault == 0, cutoff, -INFINITY))
-        tl.store(lse_ptr + b, tl.where(fault == 0, lse, float("nan")))
-        tl.store(status_ptr + b, fault * DRAFT_FLAG_FACTOR)
+
+
+@triton.jit(do_not_specialize=["depth", "width"])
+def decide_children_kernel(
+    rows,  # as in ``first_children_kernel``, also what follows
+    depth,
+    offset_ptr,
+    width,
+    score_ptr,
+    winner_ptr,
+    outputs,  # tokens, log_q: [B, width]; cutoff, lse, status: [B] each
+    BLOCKS: tl.constexpr,
+    SLOTS: tl.constexpr,  # width or more, a power of 2
+    DEPENDENT: tl.constexpr,
+):
+    wait_for_earlier(DEPENDENT)
+    tokens_ptr, log_q_ptr, cutoff_ptr, lse_ptr, status_ptr = outputs
+    b = tl.program_id(0).to(tl.int64)
+    j = b * 0 + depth
+    largest, lse, cutoff, mass, block_max = load_row(rows, b, j, BLOCKS)
+    fault, temperature = row_fault(largest), tl.load(rows.sampling.temperature_ptr + b)
+    greedy = temperature == 0.0
+    blocks = tl.arange(0, BLOCKS)
+    inside = blocks < rows.num_blocks
+    heads = tl.load(score_ptr + b * rows.num_blocks + blocks, mask=inside, other=-INFINITY)
+    winners = tl.load(winner_ptr + b * rows.num_blocks + blocks, mask=inside, other=0)
+    most = tl.where(fault != 0, 0, tl.where(greedy, 1, width))
+    count, head = most * 0, tl.max(tl.where(fault == 0, heads, -INFINITY), 0)
+    while (count < most) & (head > -INFINITY):
+        its_block = tl.argmax(heads, 0)  # the first of a tie
+        token = tl.sum(tl.where(blocks == its_block, winners, 0), 0)
+        logit, raw = load_token(rows, b, j, token)
+        log_q = tl.where(greedy, 0.0, log_probability(logit, inverse(temperature), lse, cutoff))
+        tl.store(tokens_ptr + b * width + count, target_ids(rows, token))
+        tl.store(log_q_ptr + b * width + count, log_q)
+        count += 1
+        score = scores_of(rows, b, j, tl.cast(its_block, tl.int64), offset_ptr, largest, cutoff)
+        ids = tl.cast(its_block, tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        later = (score < head) | ((score == head) & (ids > token))
+        # The same score compiled twice might differ in its last bit: no token may come again.
+        score = tl.where(later & (ids != token), score, -INFINITY)
+        heads = tl.where(blocks == its_block, tl.max(score, 0), heads)
+        winners = tl.where(blocks == its_block, tl.cast(its_block, tl.int64) * BLOCK + tl.argmax(score, 0), winners)
+        head = tl.max(heads, 0)
+    slots = tl.arange(0, SLOTS)
+    rest = (slots >= count) & (slots < width)
+    tl.store(tokens_ptr + b * width + slots, tl.full([SLOTS], -1, tl.int64), mask=rest)
+    tl.store(log_q_ptr + b * width + slots, tl.full([SLOTS], -INFINITY, tl.float32), mask=rest)
+    tl.store(cutoff_ptr + b, tl.where(fault == 0, cutoff, -INFINITY))
+    tl.store(lse_ptr + b, tl.where(fault == 0, lse, float("nan")))
+    tl.store(status_ptr + b, fault * DRAFT_FLAG_FACTOR)
 
 
 def of_likely_children(sampling: ops.SamplingTensors) -> ops.SamplingTensors:
@@ -138,23 +153,22 @@ def draft_children(logits, sampling, drafts, d2t, seed, position, offset, width,
         drafts = seed.new_empty((batch, 0)) if drafts is None else drafts
         depth, filtered = drafts.shape[1], sampling.filters is not None
         block_max, block_sum, scores = empty(3, batch, num_blocks).unbind()
-        winners, arrivals = empty(batch, num_blocks, dtype=torch.int64), empty(batch, dtype=torch.int32)
+        winners = empty(batch, num_blocks, dtype=torch.int64)
         rows = rows_on_device(
             logits, (logits.stride(0), 0), vocabulary, contiguous(d2t), sampling_on_device(sampling, seed, position,
-            drafts), (1, 0), (block_max, block_sum), cutoff=empty(batch) if filtered else None,
+            drafts), (1, 0), (block_max, block_sum), filtered=Filtered.empty(batch, num_blocks, device) if filtered else
+            NOT_FILTERED,
         )  # fmt: skip
         blocks, table = padded_blocks(num_blocks), sampling.table_ids is not None
+        starts = offset.contiguous() if sampled else None
         with device_guard(logits):
-            stats_kernel[(batch * num_blocks,)](
-                rows, NO_ROWS, None, batch, 1, depth, arrivals, **options("stats_kernel", device, table)
+            find_statistics(rows, NO_ROWS, None, batch, 1, depth)
+            first_children_kernel[(batch * num_blocks,)](
+                rows, depth, starts, scores, winners, BLOCKS=blocks, **options("first_children_kernel", device, table)
             )
-            if filtered:
-                filter_kernel[(batch,)](
-                    rows, NO_ROWS, None, batch, 1, depth, BLOCKS=blocks, **options("filter_kernel", device, table)
-                )
-            children_kernel[(batch * num_blocks,)](
-                rows, depth, offset.contiguous() if sampled else None, width, scores, winners, arrivals, outputs,
-                BLOCKS=blocks, SLOTS=triton.next_power_of_2(width), **options("children_kernel", device, table),
+            decide_children_kernel[(batch,)](
+                rows, depth, starts, width, scores, winners, outputs, BLOCKS=blocks,
+                SLOTS=triton.next_power_of_2(width), **options("decide_children_kernel", device, table),
             )  # fmt: skip
     return outputs
 

@@ -1,10 +1,5 @@
-"""``draft_step`` in two launches, or in three with filters.
-
-1. Statistics of every block of logits.
-2. With filters: one program per sequence finds its cutoff.
-3. One program per sequence merges the statistics and draws. With rule ``coupled``, one program per block runs its part
-   of the race, and the last program of a sequence picks the winner.
-"""
+"""``draft_step``: ``measure``, with filters ``select`` (and with rule ``coupled`` ``race``), then ``decide`` without a
+walk: one program for each sequence merges the statistics and draws, or picks the winner of the race."""
 
 from __future__ import annotations
 
@@ -13,7 +8,6 @@ import triton
 import triton.language as tl
 
 from ... import ops
-from .arrivals import arrives_last
 from .core import (
     COUPLED_RULE,
     DRAFT_BLOCK,
@@ -24,9 +18,11 @@ from .core import (
     log_probability,
     row_fault,
 )
-from .draw import argmax, draw, race_block, race_winner
-from .filters import filter_kernel
+from .dependent import wait_for_earlier
+from .draw import argmax, draw, race_winner
 from .launch import (
+    NOT_FILTERED,
+    Filtered,
     contiguous,
     dense_rows,
     device_guard,
@@ -35,7 +31,8 @@ from .launch import (
     rows_on_device,
     sampling_on_device,
 )
-from .rows import NO_ROWS, load_row, load_token, stats_kernel, target_ids
+from .rows import NO_ROWS, load_row, load_token, target_ids
+from .stages import find_statistics
 from .tables import options
 
 
@@ -49,10 +46,19 @@ def store_draft(outputs, b, token, log_q, cutoff, lse, fault):
     tl.store(status_ptr + b, fault * DRAFT_FLAG_FACTOR)
 
 
-@triton.jit
-def draw_draft(rows, b, j, score_ptr, winner_ptr, outputs, BLOCKS: tl.constexpr):
-    """Draws a sequence's draft in two levels, or picks the winner of the race whose parts are at ``score_ptr``."""
+@triton.jit(do_not_specialize=["offset"])
+def decide_draft_kernel(
+    rows,  # Rows [B, 1, V]
+    offset,
+    raced,  # (scores, winners) of rule `coupled`, [B, blocks] each; else None
+    outputs,  # tokens, log_q, cutoff, lse, status: [B] each
+    BLOCKS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    b = tl.program_id(0).to(tl.int64)
+    j = b * 0 + offset
     temperature = tl.load(rows.sampling.temperature_ptr + b)
+    wait_for_earlier(DEPENDENT)
     largest, lse, cutoff, mass, block_max = load_row(rows, b, j, BLOCKS)
     fault = row_fault(largest)
     token = tl.full([], -1, tl.int64)
@@ -62,44 +68,14 @@ def draw_draft(rows, b, j, score_ptr, winner_ptr, outputs, BLOCKS: tl.constexpr)
             token = argmax(rows, b, j, block_max, largest, BLOCKS)
             log_q = tl.full([], 0.0, tl.float32)
         else:
-            if score_ptr is None:
+            if raced is None:
                 token = draw(rows, b, j, BLOCKS, DRAFT_BLOCK, DRAFT_TOKEN)
             else:
-                token = race_winner(rows, b, j, score_ptr, winner_ptr, block_max, largest, BLOCKS)
+                token = race_winner(rows, b, j, raced, block_max, largest, 0)
             logit, raw = load_token(rows, b, j, token)
             log_q = log_probability(logit, inverse(temperature), lse, cutoff)
         token = target_ids(rows, token)
     store_draft(outputs, b, token, log_q, cutoff, lse, fault)
-
-
-@triton.jit(do_not_specialize=["offset"])
-def draft_draw_kernel(
-    rows,  # Rows [B, 1, V]
-    offset,
-    outputs,  # tokens, log_q, cutoff, lse, status: [B] each
-    BLOCKS: tl.constexpr,
-):
-    b = tl.program_id(0).to(tl.int64)
-    draw_draft(rows, b, b * 0 + offset, None, None, outputs, BLOCKS)
-
-
-@triton.jit(do_not_specialize=["offset"])
-def draft_race_kernel(
-    rows,  # Rows [B, 1, V]
-    offset,
-    score_ptr,  # [B, blocks] scratch
-    winner_ptr,
-    arrivals_ptr,  # [B], 0
-    outputs,  # tokens, log_q, cutoff, lse, status: [B] each
-    BLOCKS: tl.constexpr,
-):
-    at = tl.program_id(0).to(tl.int64)
-    b, block = at // rows.num_blocks, at % rows.num_blocks
-    j = b * 0 + offset
-    if tl.load(rows.sampling.temperature_ptr + b) != 0.0:
-        race_block(rows, b, j, block, score_ptr, winner_ptr)
-    if arrives_last(arrivals_ptr, b, rows.num_blocks):
-        draw_draft(rows, b, j, score_ptr, winner_ptr, outputs, BLOCKS)
 
 
 def draft_step(logits, sampling, drafts, d2t, allowed, seed, position, offset, rule):
@@ -117,29 +93,16 @@ def draft_step(logits, sampling, drafts, d2t, allowed, seed, position, offset, r
         block_max, block_sum = empty(2, batch, num_blocks).unbind()
         rows = rows_on_device(
             logits, (logits.stride(0), 0), vocabulary, contiguous(d2t), sampling_on_device(sampling, seed, position,
-            drafts), (1, 0), (block_max, block_sum), cutoff=empty(batch) if filtered else None,
-            allowed=None if allowed is None else allowed[:, None].expand(-1, offset + 1, -1),
+            drafts), (1, 0), (block_max, block_sum), filtered=Filtered.empty(batch, num_blocks, device) if filtered else
+            NOT_FILTERED, allowed=None if allowed is None else allowed[:, None].expand(-1, offset + 1, -1),
         )  # fmt: skip
-        arrivals = empty(batch, dtype=torch.int32) if coupled else None
-        blocks, table = padded_blocks(num_blocks), sampling.table_ids is not None
+        raced = (empty(batch, num_blocks), empty(batch, num_blocks, dtype=torch.int32)) if coupled else None
         with device_guard(logits):
-            stats_kernel[(batch * num_blocks,)](
-                rows, NO_ROWS, None, batch, 1, offset, arrivals, **options("stats_kernel", device, table)
-            )
-            if filtered:
-                filter_kernel[(batch,)](
-                    rows, NO_ROWS, None, batch, 1, offset, BLOCKS=blocks, **options("filter_kernel", device, table)
-                )
-            if coupled:
-                scores, winners = empty(batch, num_blocks), empty(batch, num_blocks, dtype=torch.int64)
-                draft_race_kernel[(batch * num_blocks,)](
-                    rows, offset, scores, winners, arrivals, outputs, BLOCKS=blocks,
-                    **options("draft_race_kernel", device, table),
-                )  # fmt: skip
-            else:
-                draft_draw_kernel[(batch,)](
-                    rows, offset, outputs, BLOCKS=blocks, **options("draft_draw_kernel", device, table)
-                )
+            find_statistics(rows, NO_ROWS, None, batch, 1, offset, raced)
+            decide_draft_kernel[(batch,)](
+                rows, offset, raced, outputs, BLOCKS=padded_blocks(num_blocks),
+                **options("decide_draft_kernel", device, sampling.table_ids is not None),
+            )  # fmt: skip
     return outputs
 
 

@@ -5,8 +5,20 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .core import BLOCK, RACE, exponential, inverse, race, random_bits, random_bits_of, uniform, weight
-from .rows import load_block, load_cutoff, load_row, stats_row, target_ids
+from .core import (
+    BLOCK,
+    INFINITY,
+    RACE,
+    exponential,
+    inverse,
+    race,
+    race_of_blocks,
+    random_bits,
+    random_bits_of,
+    uniform,
+    weight,
+)
+from .rows import load_block, load_cutoff, load_row, stats_row, target_ids, tokens_of
 
 
 @triton.jit
@@ -24,7 +36,7 @@ def draw(rows, b, j, BLOCKS: tl.constexpr, BLOCK_STREAM: tl.constexpr, TOKEN_STR
     temperature, seed = tl.load(sampling.temperature_ptr + b), tl.load(sampling.seed_ptr + b)
     position = tl.load(sampling.position_ptr + b)
     largest, lse, cutoff, mass, block_max = load_row(rows, b, j, BLOCKS)
-    block = race(mass, 0, BLOCKS, seed, position, j, BLOCK_STREAM)
+    block = race_of_blocks(mass, seed, position, j, BLOCK_STREAM)
     its_max = tl.sum(tl.where(tl.arange(0, BLOCKS) == block, block_max, 0.0), 0)
     x = load_block(rows, b, j, block)
     w = tl.where(x >= cutoff, weight(x, its_max, inverse(temperature)), 0.0)
@@ -33,33 +45,37 @@ def draw(rows, b, j, BLOCKS: tl.constexpr, BLOCK_STREAM: tl.constexpr, TOKEN_STR
 
 
 @triton.jit
-def race_block(rows, b, j, block, score_ptr, winner_ptr):
-    """Rule `coupled`: one block's part of the race of row (b, j), over single tokens, with the noise of their target
-    ids and of the row's absolute position. Stores the best w / E, where w is relative to the block's largest logit, and
-    its token, at the index that the block has in the statistics."""
+def race_tokens(rows, b, j, block, x, its_max, raced, there):
+    """Rule `coupled`: the part of [N] consecutive blocks, whose logits are x [N, 1024], in the race of row (b, j): over
+    single tokens, with the noise of their target ids and of the row's absolute position. Stores the best w / E of each
+    block, where w is relative to the block's largest logit, and its token, at the index of the block's statistics."""
+    score_ptr, winner_ptr = raced
     at = stats_row(rows, b, j) * rows.num_blocks + block
-    its_max = tl.load(rows.max_ptr + at)
-    cutoff = load_cutoff(rows, b, j)
-    first = block * BLOCK
-    x = load_block(rows, b, j, block)
     seed, position = tl.load(rows.sampling.seed_ptr + b), tl.load(rows.sampling.position_ptr + b) + j
-    zero = tl.full([], 0, tl.int32)
+    zero, index = tl.full([], 0, tl.int32), tokens_of(block)
     if rows.d2t_ptr is None:
-        bits = random_bits(first, BLOCK, seed, position, zero, RACE)
+        bits = tl.reshape(random_bits(tl.min(index), index.numel, seed, position, zero, RACE), index.shape)
     else:
-        bits = random_bits_of(target_ids(rows, first + tl.arange(0, BLOCK)), seed, position, zero, RACE)
+        bits = random_bits_of(target_ids(rows, index), seed, position, zero, RACE)
     temperature = tl.load(rows.sampling.temperature_ptr + b)
-    w = tl.where(x >= cutoff, weight(x, its_max, inverse(temperature)), 0.0)
-    score = w / exponential(uniform(bits))
-    tl.store(score_ptr + at, tl.max(score, 0))
-    tl.store(winner_ptr + at, first + tl.argmax(score, 0))
+    w = weight(x, its_max[:, None], inverse(temperature))
+    kept = (x >= load_cutoff(rows, b, j)) & (w > 0.0)  # a weight is NaN where the row has no distribution
+    score = tl.where(kept, w, 0.0) / exponential(uniform(bits))
+    tl.store(score_ptr + at, tl.max(score, 1), mask=there)
+    tl.store(winner_ptr + at, block * BLOCK + tl.argmax(score, 1), mask=there)
 
 
 @triton.jit
-def race_winner(rows, b, j, score_ptr, winner_ptr, block_max, largest, BLOCKS: tl.constexpr):
-    """The token that won the race of row (b, j), from the parts that ``race_block`` stored."""
-    at, block = stats_row(rows, b, j) * rows.num_blocks, tl.arange(0, BLOCKS)
-    score = tl.load(score_ptr + at + block, mask=block < rows.num_blocks, other=0.0)
+def race_winner(rows, b, j, raced, block_max, largest, axis: tl.constexpr):
+    """The token that won the race of row (b, j), or of several rows j [N, 1], from what ``race_tokens`` stored of its
+    blocks, which lie along an axis."""
+    score_ptr, winner_ptr = raced
+    at, block = stats_row(rows, b, j) * rows.num_blocks, tl.arange(0, block_max.shape[axis])
+    if axis == 1:
+        block = block[None, :]
+    score = tl.load(score_ptr + at + block, mask=block_max > -INFINITY, other=0.0)
     temperature = tl.load(rows.sampling.temperature_ptr + b)
-    best = tl.argmax(score * weight(block_max, largest, inverse(temperature)), 0)
-    return tl.load(winner_ptr + at + best)
+    score *= weight(block_max, tl.expand_dims(largest, axis), inverse(temperature))
+    best = tl.argmax(tl.where(score > 0.0, score, 0.0), axis)
+    winner = tl.load(winner_ptr + at + block, mask=block == tl.expand_dims(best, axis), other=-1)
+    return tl.max(winner, axis).to(tl.int64)

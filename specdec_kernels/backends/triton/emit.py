@@ -5,29 +5,30 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .core import inverse, log_probability
-from .rows import load_merged, load_row, load_token, stats_row
+from .core import inverse, log_probability, merge
+from .rows import load_row, load_token, stats_row
 
 
 @triton.jit
-def store_log_probs(step, b, i, token, outputs, BLOCKS: tl.constexpr):
-    """Stores the log-probabilities of a token of row i, if they are wanted; NaN if there is none (-1)."""
+def load_raw_lse(rows, b, j, there, BLOCKS: tl.constexpr):
+    """[N] lse of the raw logits of rows j [N] at temperature 1."""
+    block = tl.arange(0, BLOCKS)
+    at = stats_row(rows, b, j)[:, None] * rows.num_blocks + block[None, :]
+    inside = there[:, None] & (block < rows.num_blocks)[None, :]
+    block_max = tl.load(rows.raw_max_ptr + at, mask=inside, other=float("-inf"))
+    block_sum = tl.load(rows.raw_sum_ptr + at, mask=inside, other=0.0)
+    largest, lse, mass = merge(block_max, block_sum, tl.full([], 1.0, tl.float32), 1)
+    return lse
+
+
+@triton.jit
+def store_log_probs(step, b, j, log_p, raw, there, outputs, BLOCKS: tl.constexpr):
+    """Stores the log-probabilities of tokens of the rows j [N], if they are wanted; ``raw``: their raw logits."""
     tokens_ptr, num_accepted_ptr, status_ptr, num_emitted_ptr, log_probs_ptr, raw_log_probs_ptr = outputs
     if log_probs_ptr is not None:
-        log_p, raw_log_p = tl.full([], float("nan"), tl.float32), tl.full([], float("nan"), tl.float32)
-        target = step.target
-        if token >= 0:
-            temperature = tl.load(target.sampling.temperature_ptr + b)
-            logit, raw = load_token(target, b, i, token)
-            largest, lse, cutoff, mass, block_max = load_row(target, b, i, BLOCKS)
-            log_p = tl.where(temperature == 0.0, 0.0, log_probability(logit, inverse(temperature), lse, cutoff))
-            largest, lse, mass, block_max = load_merged(
-                target.raw_max_ptr, target.raw_sum_ptr, stats_row(target, b, i) * target.num_blocks, target.num_blocks,
-                tl.full([], 1.0, tl.float32), BLOCKS,
-            )  # fmt: skip
-            raw_log_p = raw - lse
-        tl.store(log_probs_ptr + b * (step.num_drafts + 1) + i, log_p)
-        tl.store(raw_log_probs_ptr + b * (step.num_drafts + 1) + i, raw_log_p)
+        at = b * (step.num_drafts + 1) + j
+        tl.store(log_probs_ptr + at, log_p, mask=there)
+        tl.store(raw_log_probs_ptr + at, raw - load_raw_lse(step.target, b, j, there, BLOCKS), mask=there)
 
 
 @triton.jit
@@ -35,15 +36,25 @@ def emit(step, b, j, status, token, outputs, BLOCKS: tl.constexpr, ROWS: tl.cons
     """Stores what a sequence emits: its first ``j`` drafts, whose log-probabilities are stored already, then ``token``
     unless that is -1."""
     tokens_ptr, num_accepted_ptr, status_ptr, num_emitted_ptr, log_probs_ptr, raw_log_probs_ptr = outputs
-    row, num_rows = tl.arange(0, ROWS), step.num_drafts + 1
-    drafts = tl.load(step.target.sampling.drafts_ptr + b * step.num_drafts + row, mask=row < j, other=-1)
-    emitted = tl.where(row == j, token, drafts)
-    tl.store(tokens_ptr + b * num_rows + row, emitted, mask=row < num_rows)
+    first, num_rows = tl.full([], 0, tl.int32), step.num_drafts + 1
+    while first < num_rows:
+        row = first + tl.arange(0, ROWS)
+        drafts = tl.load(step.target.sampling.drafts_ptr + b * step.num_drafts + row, mask=row < j, other=-1)
+        tl.store(tokens_ptr + b * num_rows + row, tl.where(row == j, token, drafts), mask=row < num_rows)
+        if log_probs_ptr is not None:
+            rest = (row >= j) & (row < num_rows)
+            tl.store(log_probs_ptr + b * num_rows + row, float("nan"), mask=rest)
+            tl.store(raw_log_probs_ptr + b * num_rows + row, float("nan"), mask=rest)
+        first += ROWS
     tl.store(num_accepted_ptr + b, j)
     tl.store(status_ptr + b, status)
     tl.store(num_emitted_ptr + b, j + tl.where(token >= 0, 1, 0))
     if log_probs_ptr is not None:
-        after = (row > j) & (row < num_rows)
-        tl.store(log_probs_ptr + b * num_rows + row, float("nan"), mask=after)
-        tl.store(raw_log_probs_ptr + b * num_rows + row, float("nan"), mask=after)
-    store_log_probs(step, b, j, token, outputs, BLOCKS)
+        tl.debug_barrier()  # NaN was stored where this token's are
+        if token >= 0:
+            temperature = tl.load(step.target.sampling.temperature_ptr + b)
+            logit, raw = load_token(step.target, b, j, token)
+            largest, lse, cutoff, mass, block_max = load_row(step.target, b, j, BLOCKS)
+            log_p = tl.where(temperature == 0.0, 0.0, log_probability(logit, inverse(temperature), lse, cutoff))
+            one = j + tl.arange(0, 1)
+            store_log_probs(step, b, one, log_p, raw, one >= 0, outputs, BLOCKS)

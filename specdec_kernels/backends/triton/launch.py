@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 
 from ... import ops
 from ...types import TABLE_PADDING
 from .core import BLOCK
-from .rows import Rows, Sampling
+from .rows import PARTS_OF_A_BLOCK, Rows, Sampling
+from .select import TILE
 
 
 def dense_rows(logits: torch.Tensor) -> torch.Tensor:
@@ -57,6 +60,26 @@ def sampling_on_device(
     )  # fmt: skip
 
 
+class Filtered(NamedTuple):
+    """Of rows with filters: their cutoffs, and scratch of ``select``."""
+
+    cutoff: torch.Tensor | None
+    part_max: torch.Tensor | None
+    chosen: torch.Tensor | None
+
+    @classmethod
+    def empty(cls, rows: int, num_blocks: int, device: torch.device) -> Filtered:
+        parts = torch.empty((rows, num_blocks * PARTS_OF_A_BLOCK.value), device=device)
+        chosen = torch.empty((rows, TILE.value), dtype=torch.int32, device=device)
+        return cls(torch.empty(rows, device=device), parts, chosen)
+
+    def of_rows(self, rows: slice) -> Filtered:
+        return self if self.cutoff is None else Filtered(*(t[rows] for t in self))  # type: ignore[index]
+
+
+NOT_FILTERED = Filtered(None, None, None)
+
+
 def rows_on_device(
     logits: torch.Tensor,
     strides: tuple[int, int],
@@ -66,7 +89,7 @@ def rows_on_device(
     stats_strides: tuple[int, int],
     block_stats: tuple[torch.Tensor | None, torch.Tensor | None],
     raw_stats: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
-    cutoff: torch.Tensor | None = None,
+    filtered: Filtered = NOT_FILTERED,
     allowed: torch.Tensor | None = None,
 ) -> Rows:
     """``strides``: of ``logits``' leading dimensions, the last being dense; ``vocabulary``: the target's V;
@@ -76,8 +99,8 @@ def rows_on_device(
         allowed = dense_rows(allowed)
         masks = (allowed, allowed.stride(0), allowed.stride(1), allowed.shape[1], allowed.shape[2])
     return Rows(
-        sampling, logits, *strides, logits.shape[-1], number_of_blocks(vocabulary), d2t, *block_stats, *raw_stats,
-        cutoff, *stats_strides, *masks,
+        sampling, logits, *strides, logits.shape[-1], number_of_blocks(vocabulary), d2t, *block_stats,
+        filtered.part_max, filtered.chosen, *raw_stats, filtered.cutoff, *stats_strides, *masks,
     )  # fmt: skip
 
 

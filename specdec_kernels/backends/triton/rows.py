@@ -7,8 +7,10 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from .arrivals import expect_arrivals
-from .core import BLOCK, INFINITY, adjust, block_stats, merge
+from .core import BLOCK, INFINITY, adjust, merge
+
+PART = tl.constexpr(128)  # consecutive logits whose largest one filters ask for
+PARTS_OF_A_BLOCK = tl.constexpr(BLOCK.value // PART.value)
 
 
 class Sampling(NamedTuple):
@@ -46,6 +48,8 @@ class Rows(NamedTuple):
     d2t_ptr: Any  # [vocabulary] target ids of the row's tokens, or None: they have the target's ids
     max_ptr: Any  # largest logit of block i of row (b, j) at (stats_stride_b b + stats_stride_j j) num_blocks + i
     sum_ptr: Any  # there, the sum of the block's weights relative to its largest logit
+    part_max_ptr: Any  # largest logits of the parts of row (b, j), beside those of other rows; None: no filters
+    chosen_ptr: Any  # [rows, 64] int32: scratch of ``select``
     raw_max_ptr: Any  # the same for raw logits at temperature 1; None unless log-probabilities are wanted
     raw_sum_ptr: Any
     cutoff_ptr: Any  # of row (b, j) at stats_stride_b b + stats_stride_j j; None: no filters
@@ -68,10 +72,10 @@ NO_ROWS = Rows(*[None] * len(Rows._fields))
 def find(sorted_ptr, size, ids):
     """(index, whether it was found) of every id in a list of ``size`` >= 1 ascending ids."""
     place = (ids * 0).to(tl.int32)
-    left = size + tl.program_id(2)  # program_id(2) is 0: Triton 3.6 fails on loops that it knows to run never
+    left = size + tl.minimum(tl.program_id(2), 0)  # + 0: Triton 3.6 fails on loops that it knows to run never
     while left > 1:  # the last entry <= id is among those ``left`` from place on
         half = left // 2
-        place = tl.where(tl.load(sorted_ptr + place + half) <= ids, place + half, place)
+        place = tl.where(tl.load(sorted_ptr + (place + half)) <= ids, place + half, place)
         left -= half
     return place, tl.load(sorted_ptr + place) == ids
 
@@ -108,8 +112,8 @@ def parent_of(sampling, b, node):
 
 @triton.jit
 def adjusted(x, ids, sampling, b, j):
-    """Logits ``x`` of the tokens ``ids`` (a scalar or a vector) of row (b, j) after bias and penalties: those after the
-    first j drafts, in a tree after node j - 1 and its ancestors."""
+    """Logits ``x`` of the tokens ``ids`` of row (b, j) after bias and penalties: those after the first j drafts, in a
+    tree after node j - 1 and its ancestors. j may be a vector as ``ids`` is, but not in a tree."""
     if sampling.ids_ptr is not None:
         place, listed = find(sampling.ids_ptr + b * sampling.num_entries, sampling.num_entries, ids)
         at = b * sampling.num_entries + place
@@ -118,8 +122,9 @@ def adjusted(x, ids, sampling, b, j):
         count = tl.load(sampling.count_ptr + at, mask=listed, other=0)
         generated = j.to(tl.int32)
         if sampling.parents_ptr is None:
-            for i in range(0, generated):
-                count += (ids == tl.load(sampling.drafts_ptr + b * sampling.drafts_stride + i)).to(tl.int32)
+            for i in range(0, generated if len(j.shape) == 0 else tl.max(generated)):
+                same = ids == tl.load(sampling.drafts_ptr + b * sampling.drafts_stride + i)
+                count += (same & (i < generated)).to(tl.int32)
         else:
             node = generated - 1
             generated = node * 0
@@ -142,42 +147,55 @@ def adjusted(x, ids, sampling, b, j):
 
 
 @triton.jit
-def load_raw(rows, b, j, first, SIZE: tl.constexpr):
-    """[SIZE] raw logits from token ``first`` on as float32, padded with -inf."""
-    index = tl.cast(first, tl.int32) + tl.arange(0, SIZE)  # int32 suffices within a row; int64 takes more registers
-    row_ptr = rows.ptr + b * rows.stride_b + j * rows.stride_j
-    return tl.load(row_ptr + index, mask=index < rows.vocabulary, other=-INFINITY).to(tl.float32)
+def load_raw(rows, b, j, index, there):
+    """Raw logits of the tokens at ``index`` of row (b, j) as float32, -inf where one is not ``there``."""
+    if len(j.shape) == 0:
+        pointers = rows.ptr + b * rows.stride_b + j * rows.stride_j + index
+    else:  # Triton cannot move a tensor of pointers, of one for each row, to other threads
+        pointers = rows.ptr + (b * rows.stride_b + j * rows.stride_j + index)
+    return tl.load(pointers, mask=there, other=-INFINITY).to(tl.float32)
 
 
 @triton.jit
-def adjust_tokens(x, rows, b, j, first, SIZE: tl.constexpr):
+def adjust_tokens(x, rows, b, j, index):
     """The logits that ``load_raw`` loaded, after mask, bias and penalties."""
     if rows.allowed_ptr is not None:
-        x = masked(x, target_ids(rows, tl.cast(first, tl.int32) + tl.arange(0, SIZE)), rows, b, j)
+        x = masked(x, target_ids(rows, index), rows, b, j)
     if rows.sampling.ids_ptr is None:
         return x
     else:
-        ids = target_ids(rows, tl.cast(first, tl.int32) + tl.arange(0, SIZE))
+        ids = target_ids(rows, index)
         return tl.where(ids >= 0, adjusted(x, ids, rows.sampling, b, j), -INFINITY)
 
 
 @triton.jit
-def load_tokens(rows, b, j, first, SIZE: tl.constexpr):
-    return adjust_tokens(load_raw(rows, b, j, first, SIZE), rows, b, j, first, SIZE)
+def load_tokens(rows, b, j, index):
+    """Adjusted logits of the tokens at ``index``, -inf beyond the row's vocabulary."""
+    return adjust_tokens(load_raw(rows, b, j, index, index < rows.vocabulary), rows, b, j, index)
+
+
+@triton.jit
+def tokens_of(block):
+    """[1024] the tokens of a block, [N, 1024] of [N] blocks; int32 suffices within a row."""
+    first = tl.cast(block, tl.int32) * BLOCK
+    if len(first.shape) == 0:
+        return first + tl.arange(0, BLOCK)
+    else:
+        return first[:, None] + tl.arange(0, BLOCK)[None, :]
 
 
 @triton.jit
 def load_block(rows, b, j, block):
-    """[1024] adjusted logits of a block."""
-    return load_tokens(rows, b, j, tl.cast(block, tl.int64) * BLOCK, BLOCK)
+    """[1024] adjusted logits of a block, [N, 1024] of [N] blocks."""
+    return load_tokens(rows, b, j, tokens_of(block))
 
 
 @triton.jit
 def load_token(rows, b, j, index):
-    """(adjusted logit, raw logit) of one token, by its index in the row's own vocabulary."""
-    raw = tl.load(rows.ptr + b * rows.stride_b + j * rows.stride_j + index).to(tl.float32)
-    ids = target_ids(rows, index)
-    return adjusted(masked(raw, ids, rows, b, j), ids, rows.sampling, b, j), raw
+    """(adjusted logit, raw logit) of one token, by its index in the row's own vocabulary; or of one in each of several
+    rows j, -inf where there is none (-1)."""
+    raw = load_raw(rows, b, j, index, index >= 0)
+    return adjust_tokens(raw, rows, b, j, index), raw
 
 
 # ---- Statistics ----------------------------------------------------------------------------------------------
@@ -197,27 +215,12 @@ def load_cutoff(rows, b, j):
 
 
 @triton.jit
-def store_block_stats(rows, b, j, block):
-    at = stats_row(rows, b, j) * rows.num_blocks + block
-    first = tl.cast(block, tl.int64) * BLOCK
-    raw = load_raw(rows, b, j, first, BLOCK)
-    x = adjust_tokens(raw, rows, b, j, first, BLOCK)
-    largest, total = block_stats(x, tl.load(rows.sampling.temperature_ptr + b))
-    tl.store(rows.max_ptr + at, largest)
-    tl.store(rows.sum_ptr + at, total)
-    if rows.raw_max_ptr is not None:
-        largest, total = block_stats(raw, tl.full([], 1.0, tl.float32))
-        tl.store(rows.raw_max_ptr + at, largest)
-        tl.store(rows.raw_sum_ptr + at, total)
-
-
-@triton.jit
 def load_merged(max_ptr, sum_ptr, at, num_blocks, temperature, BLOCKS: tl.constexpr):
     """``merge`` of the ``num_blocks`` statistics at ``at``, followed by the [BLOCKS] maxima."""
     block = tl.arange(0, BLOCKS)
     block_max = tl.load(max_ptr + at + block, mask=block < num_blocks, other=-INFINITY)
     block_sum = tl.load(sum_ptr + at + block, mask=block < num_blocks, other=0.0)
-    largest, lse, mass = merge(block_max, block_sum, temperature)
+    largest, lse, mass = merge(block_max, block_sum, temperature, 0)
     return largest, lse, mass, block_max
 
 
@@ -230,6 +233,22 @@ def load_row(rows, b, j, BLOCKS: tl.constexpr):
         rows.max_ptr, rows.sum_ptr, row * rows.num_blocks, rows.num_blocks, temperature, BLOCKS
     )
     return largest, lse, load_cutoff(rows, b, j), mass, block_max
+
+
+@triton.jit
+def load_rows(rows, b, j, there, BLOCKS: tl.constexpr):
+    """The same of several rows j [N], without their masses: ([N] largest logits, [N] lse, [N] cutoffs, [N, BLOCKS]
+    maxima). A row that is not ``there`` is empty."""
+    row, block = stats_row(rows, b, j), tl.arange(0, BLOCKS)
+    at = row[:, None] * rows.num_blocks + block[None, :]
+    inside = there[:, None] & (block < rows.num_blocks)[None, :]
+    block_max = tl.load(rows.max_ptr + at, mask=inside, other=-INFINITY)
+    block_sum = tl.load(rows.sum_ptr + at, mask=inside, other=0.0)
+    largest, lse, mass = merge(block_max, block_sum, tl.load(rows.sampling.temperature_ptr + b), 1)
+    cutoff = tl.full(row.shape, -INFINITY, tl.float32)
+    if rows.cutoff_ptr is not None:
+        cutoff = tl.load(rows.cutoff_ptr + row, mask=there, other=-INFINITY)
+    return largest, lse, cutoff, block_max
 
 
 @triton.jit
@@ -255,32 +274,3 @@ def is_drafted_from(draft, b, i, limit):
             found = tl.max((parent == i - 1).to(tl.int32), 0)
             first += 128
         return found > 0
-
-
-@triton.jit(do_not_specialize=["first_row"])
-def stats_kernel(
-    target,  # Rows
-    draft,  # Rows, or NO_ROWS if only the target's rows are measured
-    num_drafts_ptr,  # [B] or None
-    batch,
-    num_rows,  # of the target, per sequence; the draft has one less
-    first_row,  # offset of the first row in the step
-    arrivals_ptr,  # [B] out: set to 0 for the launch that decides; None if that launch does not count arrivals
-):
-    """Statistics of one block of a row that may be needed."""
-    at = tl.program_id(0)  # int32, since divisions of int64 take several times as long
-    row, block = at // target.num_blocks, (at % target.num_blocks).to(tl.int64)
-    if row < batch * num_rows:
-        b, i = (row // num_rows).to(tl.int64), (row % num_rows).to(tl.int64)
-        if arrivals_ptr is not None:
-            if (i == 0) & (block == 0):
-                expect_arrivals(arrivals_ptr, b)
-        if i <= load_limit(num_drafts_ptr, b, num_rows - 1):
-            store_block_stats(target, b, i + first_row, block)
-    elif draft.ptr is not None:
-        row -= batch * num_rows
-        b, i = (row // (num_rows - 1)).to(tl.int64), (row % (num_rows - 1)).to(tl.int64)
-        # Greedy sequences treat drafts as one-hot, whatever the draft logits are.
-        if tl.load(draft.sampling.temperature_ptr + b) != 0.0:
-            if is_drafted_from(draft, b, i, load_limit(num_drafts_ptr, b, num_rows - 1)):
-                store_block_stats(draft, b, i + first_row, block)

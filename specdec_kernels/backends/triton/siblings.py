@@ -6,6 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .bisect import load_group, load_group_max
 from .core import (
     BLOCK,
     DRAFT_FLAG_FACTOR,
@@ -21,15 +22,15 @@ from .core import (
     log_probability,
     next_scale,
     probability,
+    race_of_blocks,
     ratio_after_rejection,
     residual,
     row_fault,
 )
 from .draw import draw
-from .filters import load_group_max
-from .rows import load_row, load_token, load_tokens, parent_of
+from .rows import load_row, load_token, parent_of
 from .tree import find_child, load_nodes
-from .verify import load_q, log_q_of, recover
+from .verify import load_q, log_q_of, race_residual
 
 PAIR = tl.constexpr(2)  # blocks that are weighed at once; with 4, registers would spill
 
@@ -56,7 +57,7 @@ def weigh_row(step, b, j, w, p_lse, p_cutoff, q_lse, q_cutoff, gone, tokens, BLO
         if kept:
             first = tl.cast(group, tl.int64) * (PAIR * BLOCK)
             ids = tl.cast(first, tl.int32) + tl.arange(0, PAIR * BLOCK)
-            x = load_tokens(step.target, b, j, first, PAIR * BLOCK)
+            x = load_group(step.target, b, j, group, PAIR)
             p = probability(x, inverse_temperature, p_lse, p_cutoff)
             q = tl.exp2(log_q_of(step, b, j, ids, q_lse, q_cutoff) * LOG2E)
             total = tl.sum(tl.reshape(residual(w * p, q), [PAIR, BLOCK]), 1)
@@ -182,7 +183,9 @@ def test_tree(step, b, depth, RULE: tl.constexpr, BLOCKS: tl.constexpr, NODES: t
     token = tl.full([], -1, tl.int64)
     if fault == 0:
         if scale < INFINITY:
-            token = recover(step, b, row, scale, masses, p_lse, p_cutoff, q_lse, q_cutoff, BLOCKS)
+            block = race_of_blocks(masses, seed, position, row, RECOVER_BLOCK)
+            if block >= 0:
+                token = race_residual(step, b, row, scale, block, p_lse, p_cutoff, q_lse, q_cutoff)
         else:
             token = draw(target, b, row, BLOCKS, RECOVER_BLOCK, RECOVER_TOKEN)
     return row, level, status, token

@@ -1,16 +1,16 @@
 """Launch tables: the number of warps of each kernel, by family of GPUs. Importing this neither times nor asks a driver.
 
-The numbers follow from tile sizes and from the registers that ahead-of-time compilation reports. Of them only those of
-``stats_kernel`` on Hopper were measured: on an H200 one warp for a block takes half the time of four. Else a kernel
-that reads blocks of 1024 logits gets 128 threads, each of which loads 8 logits, 16 bytes in bfloat16, at once. One that
-reads 4096 logits gets 256 threads, the fewest with which no register spills when penalties and filters are both on.
-``tests/support/compile_triton.py`` prints the registers, a test fails if one spills, and ``bench/tune_triton.py`` times
-other numbers on a GPU.
+On an H200 those of ``measure_kernel`` and ``decide_kernel`` were measured (bench/results/h200/lease.json), also how
+many blocks a program of the first has and how many one of the second weighs at once. The other numbers follow from tile
+sizes and from the registers that ahead-of-time compilation reports: a kernel that reads blocks of 1024 logits gets 128
+threads, each of which loads 8 logits, 16 bytes in bfloat16, at once; one that reads more gets 256, the fewest with
+which no register spills. ``tests/support/compile_triton.py`` prints the registers, a test fails if one spills, and
+``bench/tune_triton.py`` times other numbers on a GPU.
 
 The numbers must not depend on anything that differs between calls with one model, such as B or K: they determine the
-order in which sums are rounded, and the emitted tokens must not change with B or K. Those of kernels that merge a row's
-blocks, in a draft and in a step, are the same, so that both have the same q to the last bit. No kernel has a loop that
-Triton would pipeline, so there is no number of stages to choose.
+order in which sums are rounded, and the emitted tokens must not change with B or K. How many blocks a program measures
+does not, since one warp sums up each, nor how many rows are examined at once, since their masses are added as integers.
+No kernel has a loop that Triton would pipeline, so there is no number of stages to choose.
 """
 
 from __future__ import annotations
@@ -26,24 +26,30 @@ FAMILIES = ("ampere", "hopper", "blackwell", "amd")
 
 # fmt: off
 WARPS = {
-    "stats_kernel":       (4, 1, 4, 2),
-    "filter_kernel":      (8, 8, 8, 4),
-    "race_kernel":        (4, 4, 4, 2),
-    "examine_kernel":     (4, 4, 4, 2),
-    "residual_kernel":    (4, 4, 4, 2),
-    "draft_draw_kernel":  (4, 4, 4, 2),
-    "draft_race_kernel":  (4, 4, 4, 2),
-    "children_kernel":    (4, 4, 4, 2),
-    "verify_tree_kernel": (8, 8, 8, 4),
-    "conv_window_kernel": (1, 1, 1, 1),
-    "delta_step_kernel":  (4, 4, 4, 2),
-    "ssd_step_kernel":    (4, 4, 4, 2),
-    "store_kernel":       (4, 4, 4, 2),
+    "measure_kernel":         (1, 1, 1, 1),
+    "select_kernel":          (16, 16, 16, 8),
+    "race_kernel":            (4, 4, 4, 2),
+    "sums_kernel":            (8, 8, 8, 4),
+    "decide_kernel":          (8, 8, 8, 4),
+    "decide_draft_kernel":    (8, 8, 8, 4),
+    "decide_tree_kernel":     (8, 8, 8, 4),
+    "first_children_kernel":  (4, 4, 4, 2),
+    "decide_children_kernel": (4, 4, 4, 2),
+    "conv_window_kernel":     (1, 1, 1, 1),
+    "delta_step_kernel":      (4, 4, 4, 2),
+    "ssd_step_kernel":        (4, 4, 4, 2),
+    "store_kernel":           (4, 4, 4, 2),
 }
-# Where a table's registers do not fit in as few. Only a kernel whose sums are the same with any number may be here.
+# Where a table's registers, or those of a race, do not fit in as few.
 WARPS_WITH_TABLE = {
-    "stats_kernel":       (4, 4, 4, 2),
+    "measure_kernel":         (4, 4, 4, 2),
 }
+# Registers of a thread, where fewer than the assembler would take let more programs run at a time.
+REGISTERS = {"measure_kernel": 80}
+# The first kernel of an operation, and those that come later (dependent.py).
+FIRST = {"measure_kernel"}
+LATER = {"select_kernel", "race_kernel", "sums_kernel", "decide_kernel", "decide_draft_kernel", "decide_tree_kernel",
+         "first_children_kernel", "decide_children_kernel"}
 # fmt: on
 
 _overrides: dict[str, int] = {}
@@ -64,11 +70,39 @@ def options(kernel: str, device: torch.device, table: bool) -> dict[str, int]:
     its_family = family(device)
     warps = WARPS_WITH_TABLE.get(kernel, WARPS[kernel]) if table else WARPS[kernel]
     num_warps = _overrides.get(kernel) or warps[FAMILIES.index(its_family)]
-    if its_family == "amd" or not table:
-        return {"num_warps": num_warps}
-    # Searching a table takes many registers. NVIDIA's assembler would spill a few of them to fit one more program on a
-    # multiprocessor, unless it is told how many a thread may have: at most 255, and 65536 for all threads together.
-    return {"num_warps": num_warps, "maxnreg": min(255, 65536 // (32 * num_warps))}
+    chosen: dict[str, int] = {"num_warps": num_warps}
+    dependent = its_family in ("hopper", "blackwell")
+    if kernel in LATER or kernel in FIRST:
+        chosen["DEPENDENT"] = dependent
+    if kernel in LATER and dependent:
+        chosen["launch_pdl"] = True
+    if its_family == "amd":
+        return chosen
+    if table:
+        # Searching a table takes many registers. NVIDIA's assembler would spill a few of them to fit one more program
+        # on a multiprocessor, unless it is told how many a thread may have: at most 255, and 65536 for all threads
+        # together.
+        chosen["maxnreg"] = min(255, 65536 // (32 * num_warps))
+    elif kernel in REGISTERS:
+        chosen["maxnreg"] = REGISTERS[kernel]
+    return chosen
+
+
+def blocks_of_a_program(blocks: int) -> int:
+    """How many blocks a program of ``measure_kernel`` has, if there are so many for all of them together. On an H200,
+    one is best for 756 blocks, 2 for 6,000 and 4 for 36,000."""
+    return 1 if blocks <= 2048 else 2 if blocks <= 12288 else 4
+
+
+def visits_at_once(blocks: int, table: bool, reduced: bool) -> int:
+    """How many blocks of a residual a program weighs at once, if a row has so many: fewer where every token of them is
+    searched in a ``TokenTable`` or a reduced vocabulary."""
+    return 1 if table else min(blocks, 2 if reduced else 8 if blocks <= 128 else 16)
+
+
+def rows_at_once(rows: int, blocks: int) -> int:
+    """How many rows a program examines at once, a power of 2: all of them, if their blocks' statistics fit."""
+    return min(1 << (rows - 1).bit_length(), max(1, 4096 // blocks))
 
 
 @contextmanager

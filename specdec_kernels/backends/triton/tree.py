@@ -9,6 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .bisect import GROUP, load_group, load_group_max
 from .core import (
     BLOCK,
     DRAFT_OUT_OF_RANGE,
@@ -22,8 +23,7 @@ from .core import (
     weight,
 )
 from .draw import argmax
-from .filters import GROUP, load_group_max
-from .rows import load_limit, load_row, load_tokens, parent_of
+from .rows import load_limit, load_row, parent_of
 
 
 @triton.jit
@@ -58,7 +58,7 @@ def race_row(rows, b, j, level, largest, cutoff):
         its_max = load_group_max(rows, b, j, group, GROUP)
         if tl.max(its_max, 0) >= cutoff:
             first = tl.cast(group, tl.int64) * (GROUP * BLOCK)
-            x = tl.reshape(load_tokens(rows, b, j, first, GROUP * BLOCK), [GROUP, BLOCK])
+            x = tl.reshape(load_group(rows, b, j, group, GROUP), [GROUP, BLOCK])
             bits = random_bits(first, GROUP * BLOCK, seed, position, tl.full([], 0, tl.int32), RACE)
             w = tl.where(x >= cutoff, weight(x, its_max[:, None], inverse_temperature), 0.0)
             score = w / exponential(uniform(tl.reshape(bits, [GROUP, BLOCK])))

@@ -12,7 +12,6 @@ from .core import (
     DRAFT_OUT_OF_RANGE,
     INFINITY,
     LOG2E,
-    RECOVER_BLOCK,
     RECOVER_TOKEN,
     inverse,
     log_probability,
@@ -21,7 +20,7 @@ from .core import (
     residual,
     row_fault,
 )
-from .rows import Rows, adjusted, find, load_block, load_limit, load_row, masked
+from .rows import Rows, adjusted, find, load_limit, load_raw, load_row, load_tokens, masked, tokens_of
 
 
 class Step(NamedTuple):
@@ -38,7 +37,7 @@ class Step(NamedTuple):
 
 @triton.jit
 def load_draft(step, b, j):
-    """(the draft of row j, -1 if there is none; status flags)."""
+    """(the draft of row j, -1 if there is none; status flags); or those of several rows."""
     limit = load_limit(step.num_drafts_ptr, b, step.num_drafts)
     x = tl.load(step.target.sampling.drafts_ptr + b * step.num_drafts + j, mask=j < limit, other=-1)
     in_range = (x >= 0) & (x < step.target.vocabulary)
@@ -60,19 +59,21 @@ def load_q(step, b, j, BLOCKS: tl.constexpr):
 
 
 @triton.jit
+def load_q_logits(step, b, j, ids):
+    """Adjusted logits of target ids in row j of q, or of one id in each of several rows; -inf for ids that q lacks."""
+    listed, place = (ids >= 0) & (ids < step.target.vocabulary), ids
+    if step.draft.d2t_ptr is not None:
+        place, listed = find(step.draft.d2t_ptr, step.draft.vocabulary, ids)
+    x = masked(load_raw(step.draft, b, j, place, listed), ids, step.draft, b, j)
+    return tl.where(listed, adjusted(x, ids, step.draft.sampling, b, j), -INFINITY)
+
+
+@triton.jit
 def log_q_of(step, b, j, ids, q_lse, q_cutoff):
     """log q of target ids (a scalar or a vector) in row j. A one-hot q has 0 at the draft, -inf elsewhere."""
     if step.draft.ptr is not None:
-        sampling = step.draft.sampling
-        listed = (ids >= 0) & (ids < step.target.vocabulary)
-        place = ids
-        if step.draft.d2t_ptr is not None:
-            place, listed = find(step.draft.d2t_ptr, step.draft.vocabulary, ids)
-        row_ptr = step.draft.ptr + b * step.draft.stride_b + j * step.draft.stride_j
-        x = tl.load(row_ptr + place, mask=listed, other=-INFINITY).to(tl.float32)
-        x = masked(x, ids, step.draft, b, j)
-        x = tl.where(listed, adjusted(x, ids, sampling, b, j), -INFINITY)
-        return log_probability(x, inverse(tl.load(sampling.temperature_ptr + b)), q_lse, q_cutoff)
+        inverse_temperature = inverse(tl.load(step.draft.sampling.temperature_ptr + b))
+        return log_probability(load_q_logits(step, b, j, ids), inverse_temperature, q_lse, q_cutoff)
     else:
         x, flags = load_draft(step, b, j)
         return tl.where(ids == x, 0.0, -INFINITY)
@@ -80,32 +81,18 @@ def log_q_of(step, b, j, ids, q_lse, q_cutoff):
 
 @triton.jit
 def residual_weights(step, b, j, w, block, p_lse, p_cutoff, q_lse, q_cutoff):
-    """[1024] weights max(0, w p - q) of one block of row j."""
-    p = load_block(step.target, b, j, block)
+    """[1024] weights max(0, w p - q) of one block of row j, [N, 1024] of [N] blocks."""
+    ids = tokens_of(block)
+    p = load_tokens(step.target, b, j, ids)
     p = probability(p, inverse(tl.load(step.target.sampling.temperature_ptr + b)), p_lse, p_cutoff)
-    ids = tl.cast(block, tl.int64) * BLOCK + tl.arange(0, BLOCK)
     return residual(w * p, tl.exp2(log_q_of(step, b, j, ids, q_lse, q_cutoff) * LOG2E))
 
 
 @triton.jit
-def residual_masses(step, b, j, w, p_lse, p_cutoff, q_lse, q_cutoff, BLOCKS: tl.constexpr):
-    """[BLOCKS] masses of max(0, w p - q) in row j, all computed by one program."""
-    mass = tl.zeros([BLOCKS], tl.float32)
-    for block in range(0, step.target.num_blocks):
-        total = tl.sum(residual_weights(step, b, j, w, block, p_lse, p_cutoff, q_lse, q_cutoff), 0)
-        mass = tl.where(tl.arange(0, BLOCKS) == block, total, mass)
-    return mass
-
-
-@triton.jit
-def recover(step, b, j, w, mass, p_lse, p_cutoff, q_lse, q_cutoff, BLOCKS: tl.constexpr):
-    """Draws a token from max(0, w p - q), given the masses of its blocks; -1 if there is no mass."""
+def race_residual(step, b, j, w, block, p_lse, p_cutoff, q_lse, q_cutoff):
+    """Draws a token of a block from max(0, w p - q); -1 if there is no mass."""
     seed, position = tl.load(step.target.sampling.seed_ptr + b), tl.load(step.target.sampling.position_ptr + b)
-    block = race(mass, 0, BLOCKS, seed, position, j, RECOVER_BLOCK)
-    token = tl.full([], -1, tl.int64)
-    if block >= 0:
-        first = tl.cast(block, tl.int64) * BLOCK
-        weights = residual_weights(step, b, j, w, block, p_lse, p_cutoff, q_lse, q_cutoff)
-        place = race(weights, first, BLOCK, seed, position, j, RECOVER_TOKEN)
-        token = tl.where(place >= 0, first + place, -1)
-    return token
+    first = tl.cast(block, tl.int64) * BLOCK
+    weights = residual_weights(step, b, j, w, block, p_lse, p_cutoff, q_lse, q_cutoff)
+    place = race(weights, first, BLOCK, seed, position, j, RECOVER_TOKEN)
+    return tl.where(place >= 0, first + place, -1)

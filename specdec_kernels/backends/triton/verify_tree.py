@@ -1,9 +1,6 @@
-"""``verify_tree`` in two launches, or in three with filters.
-
-1. Statistics of every block of every row of the nodes that count; of q only of rows that have children.
-2. With filters: one program for each of these rows finds its cutoff.
-3. One program per sequence goes through its tree. Of the rows, it reads only those that its path enters.
-"""
+"""``verify_tree``: ``measure``, of every row of the nodes that count, and of q of rows that have children; with filters
+``select``; then ``decide``: one program for each sequence goes through its tree. Of the rows, it reads only those that
+its path enters."""
 
 from __future__ import annotations
 
@@ -13,8 +10,10 @@ import triton.language as tl
 
 from ... import ops
 from .core import TREE_WALK
-from .filters import filter_kernel
+from .dependent import wait_for_earlier
 from .launch import (
+    NOT_FILTERED,
+    Filtered,
     contiguous,
     dense_rows,
     device_guard,
@@ -23,15 +22,16 @@ from .launch import (
     rows_on_device,
     sampling_on_device,
 )
-from .rows import NO_ROWS, stats_kernel
+from .rows import NO_ROWS
 from .siblings import test_tree
+from .stages import find_statistics
 from .tables import options
 from .tree import emit_path, walk_tree
 from .verify import Step
 
 
 @triton.jit(do_not_specialize=["depth"])
-def verify_tree_kernel(
+def decide_tree_kernel(
     step,  # Step, whose drafts are the nodes
     depth,  # D
     outputs,  # path, tokens: [B, D+1]; num_accepted, num_emitted, status: [B]
@@ -39,7 +39,9 @@ def verify_tree_kernel(
     BLOCKS: tl.constexpr,
     NODES: tl.constexpr,  # N or more, a power of 2
     COLUMNS: tl.constexpr,  # D + 1 or more, a power of 2
+    DEPENDENT: tl.constexpr,
 ):
+    wait_for_earlier(DEPENDENT)
     b = tl.program_id(0).to(tl.int64)
     if RULE == TREE_WALK:
         row, level, status, token = walk_tree(step, b, depth, RULE, BLOCKS, NODES)
@@ -68,13 +70,13 @@ def verify_tree(
         num_target_rows, num_draft_rows = batch * rows, 0 if draft_logits is None else batch * (rows - 1)
         num_rows = num_target_rows + num_draft_rows
         block_max, block_sum = empty(2, num_rows, num_blocks).unbind()
-        cutoff = None if sampling.filters is None else empty(num_rows)
+        filtered = NOT_FILTERED if sampling.filters is None else Filtered.empty(num_rows, num_blocks, device)
 
         def rows_of(logits: torch.Tensor, ids: torch.Tensor | None, rows: int, slots: slice):
             logits = dense_rows(logits)
             return rows_on_device(
                 logits, (logits.stride(0), logits.stride(1)), vocabulary, ids, on_device, (rows, 1),
-                (block_max[slots], block_sum[slots]), cutoff=None if cutoff is None else cutoff[slots],
+                (block_max[slots], block_sum[slots]), filtered=filtered.of_rows(slots),
             )  # fmt: skip
 
         target = rows_of(target_logits, None, rows, slice(num_target_rows))
@@ -82,15 +84,12 @@ def verify_tree(
         if draft_logits is not None:
             draft = rows_of(draft_logits, contiguous(d2t), rows - 1, slice(num_target_rows, None))
         step = Step(target, draft, None, None, limits, rows - 1)
-        both = (target, draft if num_draft_rows > 0 else NO_ROWS, limits, batch, rows, 0)
-        blocks, table = padded_blocks(num_blocks), sampling.table_ids is not None
         with device_guard(target_logits):
-            stats_kernel[(num_rows * num_blocks,)](*both, None, **options("stats_kernel", device, table))
-            if sampling.filters is not None:
-                filter_kernel[(num_rows,)](*both, BLOCKS=blocks, **options("filter_kernel", device, table))
-            verify_tree_kernel[(batch,)](
-                step, depth, outputs, RULE=rule, BLOCKS=blocks, NODES=triton.next_power_of_2(max(rows - 1, 1)),
-                COLUMNS=triton.next_power_of_2(depth + 1), **options("verify_tree_kernel", device, True),
+            find_statistics(target, draft, limits, batch, rows)
+            decide_tree_kernel[(batch,)](
+                step, depth, outputs, RULE=rule, BLOCKS=padded_blocks(num_blocks),
+                NODES=triton.next_power_of_2(max(rows - 1, 1)), COLUMNS=triton.next_power_of_2(depth + 1),
+                **options("decide_tree_kernel", device, True),
             )  # fmt: skip
     return outputs
 
