@@ -83,8 +83,8 @@ def verify(
 
     Greedy texts, and texts of rule coupled with their seeds, are compared with those of transformers' generate: a
     difference that rounding explains is a near-tie, any other is a bug. Sampled texts are tested against the target's
-    own probabilities, which needs scipy (pip install 'specdec-kernels[verify]'). All of this is done for every --drafter,
-    --rule, -k and --batch-size. Exits with 1 if a bug is found. docs/verify.md has the details.
+    own probabilities, which needs scipy (pip install 'specdec-kernels[verify]'). All of this is done for every
+    --drafter, --rule, -k and --batch-size. Exits with 1 if a bug is found. docs/verify.md has the details.
     """
     names = asked.drafters(at)
     questions = given.questions(prompt, at) if given.given(prompt) else None

@@ -25,7 +25,8 @@ class ChiSquare(NamedTuple, Generic[K]):
 def check_scipy() -> None:
     """Raises ValueError, which says how to install it, where scipy is missing. Nothing else in specdec needs it."""
     if importlib.util.find_spec("scipy") is None:
-        refuse("checks", "'distribution' without scipy", "it after pip install 'specdec-kernels[verify]', or other checks")
+        installed = "it after pip install 'specdec-kernels[verify]'"
+        refuse("checks", "'distribution' without scipy", f"{installed}, or other checks")
 
 
 def chi_square(
