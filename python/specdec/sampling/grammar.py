@@ -45,7 +45,7 @@ class Grammar:
 
 class GrammarCompiler:
     """Compiles grammars for a model and its tokenizer. Threads may share it, and it keeps the last grammars. Each is
-    tried in another process first, within limits of time, memory and depth, as some end the process that compiles
+    tried in another process first, within limits of time, memory and depth, since some end the process that compiles
     them. Making it takes no time; the first grammar takes about a second, in which both processes read the vocabulary.
 
     Args:

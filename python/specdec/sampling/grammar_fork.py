@@ -120,25 +120,33 @@ def _finds(pattern: str, name: str) -> bool:
 
 def _walked(matcher: LLMatcher, eos: list[int]) -> str:
     """The words of the library if it fails in the beginnings of some texts."""
+    ends = sum(1 << token for token in {*eos})
     for walk in range(_WALKS):
         state, chance = matcher.deep_copy(), random.Random(walk)
         for _ in range(_WALK_TOKENS):
             if state.is_stopped():
                 break
-            allowed = bytearray(state.compute_bitmask())
-            if state.is_error() or not any(allowed):
+            allowed = int.from_bytes(state.compute_bitmask(), "little")
+            if state.is_error() or not allowed:
                 return state.get_error() or "it leaves no token"
-            for token in eos:
-                allowed[token >> 3] &= ~(1 << (token & 7))
-            if not any(allowed):
+            if not allowed & ~ends:
                 break
-            state.consume_token(_one_of(allowed, chance))
+            state.consume_token(_one_of(allowed & ~ends, chance))
         state.compute_ff_tokens()
         if state.is_error():
             return state.get_error()
     return ""
 
 
-def _one_of(mask: bytearray, chance: random.Random) -> int:
-    place = chance.choice([i for i, byte in enumerate(mask) if byte])
-    return 8 * place + chance.choice([bit for bit in range(8) if mask[place] >> bit & 1])
+def _one_of(mask: int, chance: random.Random) -> int:
+    """The place of a bit that is set, each as likely as the others."""
+    bits = bin(mask)
+    number, first, last = chance.randrange(bits.count("1")), 2, len(bits)
+    while last - first > 1:
+        middle = (first + last) // 2
+        before = bits.count("1", first, middle)
+        if number < before:
+            last = middle
+        else:
+            number, first = number - before, middle
+    return len(bits) - 1 - first

@@ -24,7 +24,7 @@ class Lane(NamedTuple):
 
 
 # Usual grammars take some hundredths of a second. Those that need more than one lane gives wait in the next one.
-LANES = (Lane(0.1, 5), Lane(0.5, 10), Lane(2.0, 19))
+LANES = (Lane(0.15, 5), Lane(0.5, 10), Lane(2.0, 19))
 
 
 @functools.cache
