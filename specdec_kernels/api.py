@@ -170,7 +170,9 @@ def speculative_step(
         draft_logits: [B, K, V], in any of these dtypes: the logits that ``draft_step`` drew from. None means that
             drafts are one-hot (n-grams, greedy draft models): q(x) = 1. Must be None with ``coupled``, which needs no
             q.
-        params: sampling parameters, of target and draft alike.
+        params: sampling parameters, of target and draft alike. A ``SamplingParams`` of tensors on a GPU reads their
+            values once, when it is made, which waits for the GPU. For a CUDA graph it is therefore made before the
+            capture; its tensors may change between replays, to values that are allowed.
         seed, position: as in ``draft_step``; ``position`` is the absolute position of the token that row 0 decides.
         num_drafts: [B] int64 or int32, 0 to K: how many drafts of each sequence count, for ragged batches. None: all K.
         draft_stats: (cutoff, lse), [B, K] each, as ``draft_step`` returned them. None: they are computed again.

@@ -101,8 +101,8 @@ def visits_at_once(blocks: int, table: bool, reduced: bool) -> int:
 
 
 def rows_at_once(rows: int, blocks: int) -> int:
-    """How many rows a program examines at once, a power of 2: all of them, if their blocks' statistics fit."""
-    return min(1 << (rows - 1).bit_length(), max(1, 4096 // blocks))
+    """How many rows of a step a program examines at once, a power of 2. Few drafts are followed by more than 8."""
+    return min(1 << (rows - 1).bit_length(), 8, max(1, 2048 // blocks))
 
 
 @contextmanager
