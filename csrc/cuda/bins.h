@@ -1,7 +1,7 @@
 // Intervals of logits, the bins of equal width into which they are cut, and histograms.
 #pragma once
 
-#include "stats.h"
+#include "work.h"
 
 namespace specdec::cuda {
 

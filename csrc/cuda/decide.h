@@ -1,0 +1,244 @@
+// The last launch of speculative_step: a block of threads takes a sequence. It finds out how many drafts are kept, draws
+// the token after them, and writes the outputs.
+//
+// A token that is recovered comes from the residual max(0, w p - q), first from one of its blocks of logits. A block's
+// mass there is at most w times that in p, which is known. So blocks are visited in the order in which they lead the race
+// by these bounds, until none can win any more: five of 126 on average, and the winner is that of the race over all.
+#pragma once
+
+#include "race.h"
+#include "sequence.h"
+
+namespace specdec::cuda {
+
+constexpr int kDecideThreads = 512;  // at most
+
+struct Emitted {
+  int accepted;
+  int64_t token;  // the one after them, or -1
+  int32_t status;
+};
+
+// By the threads of a block: draws from p of row j.
+template <class Rows>
+SPECDEC_DEVICE int64_t draw(const Sequence<Rows>& s, int j) {
+  const RowStats p = s.row(j);
+  const Noise noise = s.noise(j);
+  const int block =
+      race_among_blocks(s.stats(j), s.work.n, p.max, s.scale, noise, kRecoverBlock, s.memory.slots, 0);
+  if (block < 0) return -1;
+  const Row row = s.target_row(j);
+  return index_of(race_in_block(block, noise, kRecoverToken, s.memory.slots, 1, [&](int place, float (&weights)[4]) {
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const int64_t index = int64_t{block} * kBlock + place + k;
+      const float logit = index < row.size ? Rows::logit(row, index) : -INFINITY;
+      weights[k] = logit >= p.cutoff ? weight_of(logit, p.max, s.scale) : 0.0f;
+    }
+  }));
+}
+
+// By the threads of a block: the order in which the residual's blocks are visited, and the bounds of their scores.
+template <class Rows>
+SPECDEC_DEVICE void order_blocks(const Sequence<Rows>& s, int j, float w) {
+  const RowStats p = s.row(j);
+  const int n = s.work.n;
+  const float unit = w * s.probability(p.max, p), slack = 1.00001f + 1e-6f * (fabsf(p.lse) + fabsf(p.max * s.inverse_temperature));
+#pragma unroll 1
+  for (int block = simt::thread(); block < n; block += simt::num_threads()) {
+    const float mass = mass_of(simt::fresh(&s.stats(j)[block]), p.max, s.scale);
+    const float exponential = exponential_of(static_cast<uint32_t>(block), s.noise(j), kRecoverBlock);
+    simt::write(&s.memory.noise[block], exponential);
+    simt::write(&s.memory.score[block], slack * simt::quotient(mass * unit, exponential));
+  }
+  simt::sync_block();
+#pragma unroll 1
+  for (int block = simt::thread(); block < n; block += simt::num_threads()) {
+    const float mine = simt::read(&s.memory.score[block]);
+    int rank = 0;
+#pragma unroll 4
+    for (int i = 0; i < n; ++i) {
+      const float other = simt::read(&s.memory.score[i]);
+      rank += other > mine || (other == mine && i < block);
+    }
+    simt::write(&s.memory.order[rank], block);
+  }
+  simt::sync_block();
+}
+
+// By the threads of a block: draws from the residual of row j; -1 if it has no mass, which all blocks were visited for.
+template <class Rows>
+SPECDEC_DEVICE int64_t recover(const Sequence<Rows>& s, int j, float w) {
+  const int n = s.work.n, warp = simt::thread() / kWarp, warps = simt::num_threads() / kWarp;
+  order_blocks(s, j, w);
+  Candidate best = 0;
+  int turn = 0;
+#pragma unroll 1
+  for (int first = 0; first < n; first += warps, turn ^= 1) {
+    const bool visits = first + warp < n;
+    const int block = visits ? simt::read(&s.memory.order[first + warp]) : 0;
+    float weights[kEach];
+    Candidate mine = 0;
+    if (visits) {
+      const float sum = s.residual_weights(j, w, block, weights);
+      mine = candidate(simt::quotient(sum, simt::read(&s.memory.noise[block])), static_cast<uint32_t>(block));
+    }
+    const Candidate leads = best_of_block(mine, s.memory.slots, turn);
+    if (leads > best) {
+      best = leads;
+      if (visits && mine == leads) {
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) simt::write(&s.memory.weights[place_of(i)], weights[i]);
+      }
+    }
+    if (first + warps >= n || score_of(best) >= simt::read(&s.memory.score[simt::read(&s.memory.order[first + warps])])) {
+      break;
+    }
+  }
+  simt::sync_block();
+  if (best == 0) return -1;
+  const Candidate drawn = race_in_block(
+      static_cast<int>(index_of(best)), s.noise(j), kRecoverToken, s.memory.slots, turn ^ 1,
+      [&](int place, float (&weights)[4]) {
+#pragma unroll
+        for (int k = 0; k < 4; ++k) weights[k] = simt::read(&s.memory.weights[place + k]);
+      });
+  simt::sync_block();  // all have read the weights
+  return index_of(drawn);
+}
+
+// Rule `block`, by the threads of a block: how many drafts are kept, and their joint ratio. Ends with a barrier.
+template <class Rows>
+SPECDEC_DEVICE int longest_kept(const Sequence<Rows>& s, float* joint) {
+  const int sure = s.surely_kept(), warp = simt::thread() / kWarp, warps = simt::num_threads() / kWarp;
+  s.for_doubtful(sure, [&](int j, float, float) {
+    if (s.examined(j).state != kRecover || j % warps != warp) return;
+    float sum = 0.0f;
+    for (int i = simt::thread() % kWarp; i < s.work.n; i += kWarp) {
+      sum += simt::fresh(&s.work.scratch.masses[(s.b * s.work.k() + j) * s.work.n + i]);
+    }
+    sum = simt::reduce(sum, Sum());
+    if (simt::thread() % kWarp == 0) simt::write(&s.memory.total[j], sum);
+  });
+  simt::sync_block();
+  int kept = sure;
+  *joint = 1.0f;
+  s.for_doubtful(sure, [&](int j, float w, float u) {
+    const bool drafted = s.examined(j).state == kRecover;
+    const float keep = drafted ? keep_probability(w, simt::read(&s.memory.total[j])) : w;
+    if (u < keep) kept = j, *joint = w;
+  });
+  return kept;
+}
+
+// Rules `token` and `block`, by the threads of a block.
+template <class Rows, int kRule>
+SPECDEC_DEVICE Emitted decide_by_ratios(const Sequence<Rows>& s) {
+  Emitted end = {0, -1, 0};
+  float w = 1.0f;
+  if (kRule == kRuleBlock) end.accepted = longest_kept(s, &w);
+#pragma unroll 1
+  while (true) {
+    Examined here = s.examined(end.accepted);
+    if (kRule == kRuleToken) {
+      while (here.possible() && accept(here.u, here.p, here.q)) here = s.examined(++end.accepted);
+    }
+    end.status = kRule == kRuleToken ? end.status | here.flags : here.flags;
+    if (here.state == kDone) return end;
+    if (here.state == kRecover) {
+      end.token = recover(s, end.accepted, w);
+      if (end.token >= 0) return end;
+      if (here.p > -INFINITY) {
+        // A residual without mass: p and q are equal up to rounding. The draft is accepted, unless p(x) = 0.
+        w = kRule == kRuleBlock ? joint_ratio(w, here.p, here.q) : 1.0f;
+        ++end.accepted;
+        continue;
+      }
+    }
+    end.token = draw(s, end.accepted);
+    return end;
+  }
+}
+
+// Greedy sequences, and rule `coupled`: drafts are compared with the tokens that the target picks.
+template <class Rows, int kRule>
+SPECDEC_DEVICE Emitted decide_by_favourites(const Sequence<Rows>& s) {
+  const int warps = simt::num_threads() / kWarp;
+#pragma unroll 1
+  for (int j = simt::thread() / kWarp; j <= s.limit; j += warps) {
+    const float max = s.row(j).max;
+    if (row_fault(max) != 0) continue;
+    int64_t token;
+    if (kRule == kRuleCoupled && !s.greedy()) {
+      token = winner_of(s.work.scratch.races + (s.b * s.work.emitting() + j) * s.work.n, s.work.n);
+    } else {
+      token = argmax<Rows>(s.target_row(j), s.stats(j), s.work.n, max);
+    }
+    if (simt::thread() % kWarp == 0) simt::write(&s.memory.favourite[j], token);
+  }
+  simt::sync_block();
+  Emitted end = {0, -1, 0};
+  while (true) {
+    const int32_t fault = row_fault(s.row(end.accepted).max);
+    int32_t flags = 0;
+    const int64_t x = s.draft(end.accepted, &flags);
+    end.status |= fault != 0 ? fault : flags;
+    end.token = fault != 0 ? -1 : simt::read(&s.memory.favourite[end.accepted]);
+    if (end.token < 0 || x != end.token) return end;
+    ++end.accepted;
+  }
+}
+
+// By a warp: writes the log-probabilities of the token that row i emitted; NaN if it emitted none (-1).
+template <class Rows>
+SPECDEC_DEVICE void write_log_probs(const Sequence<Rows>& s, int i, int64_t token) {
+  float log_p = NAN, raw_log_p = NAN;
+  if (token >= 0) {
+    const Row row = s.target_row(i);
+    const RowStats raw =
+        merged(s.work.scratch.raw + (s.b * s.work.emitting() + i) * s.work.n, s.work.n, 1.0f, kLog2e), p = s.row(i);
+    const float of_token = Rows::raw_logit(row, token);
+    raw_log_p = of_token - raw.lse;
+    log_p = s.greedy() ? 0.0f
+                       : log_probability(Rows::logit(row, token), Distribution{s.inverse_temperature, p.lse, p.cutoff});
+  }
+  if (simt::thread() % kWarp != 0) return;
+  s.params().log_probs[s.b * (s.work.k() + 1) + i] = log_p;
+  s.params().raw_log_probs[s.b * (s.work.k() + 1) + i] = raw_log_p;
+}
+
+// By the threads of a block: writes the outputs of a sequence.
+template <class Rows>
+SPECDEC_DEVICE void write_step(const Sequence<Rows>& s, const Emitted& end) {
+  const SpeculativeStepParams& params = s.params();
+  const int rows = s.work.k() + 1;
+  const auto emitted = [&](int i) {
+    return i < end.accepted ? s.work.drafts(s.b)[i] : i == end.accepted ? end.token : int64_t{-1};
+  };
+  for (int i = simt::thread(); i < rows; i += simt::num_threads()) params.tokens[s.b * rows + i] = emitted(i);
+  if (simt::thread() == 0) {
+    params.num_accepted[s.b] = end.accepted;
+    params.num_emitted[s.b] = end.accepted + (end.token >= 0);
+    params.status[s.b] = end.status;
+  }
+  if (params.log_probs == nullptr) return;
+  const int warps = simt::num_threads() / kWarp;
+#pragma unroll 1
+  for (int i = simt::thread() / kWarp; i < rows; i += warps) write_log_probs(s, i, emitted(i));
+}
+
+// Grid: one, sequences.
+template <class Rows, int kRule>
+SPECDEC_KERNEL(decide_kernel, kDecideThreads, 1, StepWork) {
+  const Sequence<Rows> s(params, params.first + simt::block_y());
+  const bool by_ratios = kRule != kRuleCoupled && !s.greedy();
+  if (by_ratios) s.look_at_drafts();
+  simt::wait_for_launch_before();
+  s.merge_rows(by_ratios);
+  if constexpr (kRule != kRuleCoupled) {
+    if (by_ratios) return write_step(s, decide_by_ratios<Rows, kRule>(s));
+  }
+  write_step(s, decide_by_favourites<Rows, kRule>(s));
+}
+
+}  // namespace specdec::cuda
