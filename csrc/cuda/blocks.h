@@ -13,9 +13,13 @@ constexpr int kEach = kBlock / kWarp;  // logits of a block that a thread has
 constexpr int kVector = 8;             // how many of these are neighbours
 constexpr int kParts = 4;              // of a block: the logits of 8 neighbouring lanes, whose maxima filters use
 
+SPECDEC_DEVICE int lane() { return simt::thread() & (kWarp - 1); }
+SPECDEC_DEVICE int warp() { return static_cast<int>(static_cast<uint32_t>(simt::thread()) / kWarp); }
+SPECDEC_DEVICE int num_warps() { return static_cast<int>(static_cast<uint32_t>(simt::num_threads()) / kWarp); }
+
 // The index within the block of a thread's i-th logit.
 SPECDEC_DEVICE int place_of(int i) {
-  return i / kVector * (kVector * kWarp) + simt::thread() % kWarp * kVector + i % kVector;
+  return i / kVector * (kVector * kWarp) + lane() * kVector + i % kVector;
 }
 
 SPECDEC_HD int blocks_of(int64_t logits) { return static_cast<int>((logits + kBlock - 1) / kBlock); }
@@ -77,6 +81,17 @@ struct Logits {
   // Whether a block can be loaded 16 bytes at a time. `left`: how many logits there are to the row's end.
   SPECDEC_DEVICE static bool aligned(const char* data, int64_t left) {
     return reinterpret_cast<uintptr_t>(data) % 16 == 0 && left >= kBlock;
+  }
+
+  // A block, or its part up to the row's end, that has whole vectors of 16 bytes.
+  SPECDEC_DEVICE void load_vectors(const char* data, int64_t left) {
+#pragma unroll
+    for (int i = 0; i < kEach; i += kInLoad) {
+      simt::Bytes16 bytes = {{Format::kLowest, Format::kLowest, Format::kLowest, Format::kLowest}};
+      if (place_of(i) < left) bytes = simt::load16(data + kBytes * place_of(i));
+#pragma unroll
+      for (int k = 0; k < 4; ++k) word[i / Format::kInWord + k] = bytes.word[k];
+    }
   }
 
   SPECDEC_DEVICE void load_aligned(const char* data) {

@@ -11,7 +11,9 @@
 
 namespace specdec::cuda {
 
-constexpr int kDecideThreads = 512;  // at most
+// At most. Kernels for any rows need more registers.
+template <class Rows>
+constexpr int kDecideThreads = Rows::kAny ? 256 : 512;
 
 struct Emitted {
   int accepted;
@@ -19,39 +21,31 @@ struct Emitted {
   int32_t status;
 };
 
-// By the threads of a block: draws from p of row j.
+// By the threads of a block: the blocks of row j race by their masses in w p. Leaves their noise and scores in memory, and
+// returns the best of this thread's.
 template <class Rows>
-SPECDEC_DEVICE int64_t draw(const Sequence<Rows>& s, int j) {
+SPECDEC_DEVICE Candidate race_of_blocks(const Sequence<Rows>& s, int j, float w) {
   const RowStats p = s.row(j);
-  const Noise noise = s.noise(j);
-  const int block =
-      race_among_blocks(s.stats(j), s.work.n, p.max, s.scale, noise, kRecoverBlock, s.memory.slots, 0);
-  if (block < 0) return -1;
-  const Row row = s.target_row(j);
-  return index_of(race_in_block(block, noise, kRecoverToken, s.memory.slots, 1, [&](int place, float (&weights)[4]) {
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      const int64_t index = int64_t{block} * kBlock + place + k;
-      const float logit = index < row.size ? Rows::logit(row, index) : -INFINITY;
-      weights[k] = logit >= p.cutoff ? weight_of(logit, p.max, s.scale) : 0.0f;
-    }
-  }));
+  const float unit = w * s.probability(p.max, p);
+  Candidate best = 0;
+#pragma unroll 1
+  for (int block = simt::thread(); block < s.work.n; block += simt::num_threads()) {
+    const float mass = unit * mass_of(simt::fresh(&s.stats(j)[block]), p.max, s.scale);
+    const float noise = exponential_of(static_cast<uint32_t>(block), s.noise(j), kRecoverBlock);
+    const float score = simt::quotient(mass, noise);
+    simt::write(&s.memory.noise[block], noise);
+    simt::write(&s.memory.score[block], score);
+    best = Better()(best, candidate(score, static_cast<uint32_t>(block)));
+  }
+  return best;
 }
 
-// By the threads of a block: the order in which the residual's blocks are visited, and the bounds of their scores.
+// By the threads of a block: the block of logits that wins the race of the residual of row j, whose weights it leaves in
+// memory; -1 if there is no mass, which all blocks were visited for. Ends with a barrier.
 template <class Rows>
-SPECDEC_DEVICE void order_blocks(const Sequence<Rows>& s, int j, float w) {
-  const RowStats p = s.row(j);
-  const int n = s.work.n;
-  const float unit = w * s.probability(p.max, p), slack = 1.00001f + 1e-6f * (fabsf(p.lse) + fabsf(p.max * s.inverse_temperature));
-#pragma unroll 1
-  for (int block = simt::thread(); block < n; block += simt::num_threads()) {
-    const float mass = mass_of(simt::fresh(&s.stats(j)[block]), p.max, s.scale);
-    const float exponential = exponential_of(static_cast<uint32_t>(block), s.noise(j), kRecoverBlock);
-    simt::write(&s.memory.noise[block], exponential);
-    simt::write(&s.memory.score[block], slack * simt::quotient(mass * unit, exponential));
-  }
-  simt::sync_block();
+SPECDEC_DEVICE int best_residual(const Sequence<Rows>& s, int j, float w) {
+  const int n = s.work.n, warp = cuda::warp(), warps = num_warps();
+  simt::sync_block();  // all scores are there
 #pragma unroll 1
   for (int block = simt::thread(); block < n; block += simt::num_threads()) {
     const float mine = simt::read(&s.memory.score[block]);
@@ -64,13 +58,8 @@ SPECDEC_DEVICE void order_blocks(const Sequence<Rows>& s, int j, float w) {
     simt::write(&s.memory.order[rank], block);
   }
   simt::sync_block();
-}
-
-// By the threads of a block: draws from the residual of row j; -1 if it has no mass, which all blocks were visited for.
-template <class Rows>
-SPECDEC_DEVICE int64_t recover(const Sequence<Rows>& s, int j, float w) {
-  const int n = s.work.n, warp = simt::thread() / kWarp, warps = simt::num_threads() / kWarp;
-  order_blocks(s, j, w);
+  const RowStats p = s.row(j);
+  const float rounding = 1.00001f + 1e-6f * (fabsf(p.lse) + fabsf(p.max * s.inverse_temperature));
   Candidate best = 0;
   int turn = 0;
 #pragma unroll 1
@@ -91,34 +80,47 @@ SPECDEC_DEVICE int64_t recover(const Sequence<Rows>& s, int j, float w) {
         for (int i = 0; i < kEach; ++i) simt::write(&s.memory.weights[place_of(i)], weights[i]);
       }
     }
-    if (first + warps >= n || score_of(best) >= simt::read(&s.memory.score[simt::read(&s.memory.order[first + warps])])) {
-      break;
-    }
+    if (first + warps >= n) break;
+    const float bound = simt::read(&s.memory.score[simt::read(&s.memory.order[first + warps])]);
+    if (score_of(best) >= bound * rounding) break;
   }
   simt::sync_block();
-  if (best == 0) return -1;
-  const Candidate drawn = race_in_block(
-      static_cast<int>(index_of(best)), s.noise(j), kRecoverToken, s.memory.slots, turn ^ 1,
-      [&](int place, float (&weights)[4]) {
+  return static_cast<int>(index_of(best));
+}
+
+// By the threads of a block: draws one of a block's tokens of row j, by the weights in memory or by p. Ends with a
+// barrier.
+template <class Rows>
+SPECDEC_DEVICE int64_t draw_in_block(const Sequence<Rows>& s, int j, int block, bool in_memory) {
+  const RowStats p = s.row(j);
+  const Row row = s.target_row(j);
+  const auto weigh = [&](int place, float (&weights)[4]) {
 #pragma unroll
-        for (int k = 0; k < 4; ++k) weights[k] = simt::read(&s.memory.weights[place + k]);
-      });
-  simt::sync_block();  // all have read the weights
-  return index_of(drawn);
+    for (int k = 0; k < 4; ++k) {
+      if (in_memory) {
+        weights[k] = simt::read(&s.memory.weights[place + k]);
+      } else {
+        const int64_t index = int64_t{block} * kBlock + place + k;
+        const float logit = index < row.size ? Rows::logit(row, index) : -INFINITY;
+        weights[k] = logit >= p.cutoff ? weight_of(logit, p.max, s.scale) : 0.0f;
+      }
+    }
+  };
+  return index_of(race_in_block(block, s.noise(j), kRecoverToken, s.memory.slots, 0, weigh));
 }
 
 // Rule `block`, by the threads of a block: how many drafts are kept, and their joint ratio. Ends with a barrier.
 template <class Rows>
 SPECDEC_DEVICE int longest_kept(const Sequence<Rows>& s, float* joint) {
-  const int sure = s.surely_kept(), warp = simt::thread() / kWarp, warps = simt::num_threads() / kWarp;
+  const int sure = s.surely_kept(), warp = cuda::warp(), warps = num_warps();
   s.for_doubtful(sure, [&](int j, float, float) {
     if (s.examined(j).state != kRecover || j % warps != warp) return;
     float sum = 0.0f;
-    for (int i = simt::thread() % kWarp; i < s.work.n; i += kWarp) {
+    for (int i = lane(); i < s.work.n; i += kWarp) {
       sum += simt::fresh(&s.work.scratch.masses[(s.b * s.work.k() + j) * s.work.n + i]);
     }
     sum = simt::reduce(sum, Sum());
-    if (simt::thread() % kWarp == 0) simt::write(&s.memory.total[j], sum);
+    if (lane() == 0) simt::write(&s.memory.total[j], sum);
   });
   simt::sync_block();
   int kept = sure;
@@ -145,17 +147,20 @@ SPECDEC_DEVICE Emitted decide_by_ratios(const Sequence<Rows>& s) {
     }
     end.status = kRule == kRuleToken ? end.status | here.flags : here.flags;
     if (here.state == kDone) return end;
+    const Candidate best = race_of_blocks(s, end.accepted, w);
+    int block = -1;
     if (here.state == kRecover) {
-      end.token = recover(s, end.accepted, w);
-      if (end.token >= 0) return end;
-      if (here.p > -INFINITY) {
+      block = best_residual(s, end.accepted, w);
+      if (block < 0 && here.p > -INFINITY) {
         // A residual without mass: p and q are equal up to rounding. The draft is accepted, unless p(x) = 0.
         w = kRule == kRuleBlock ? joint_ratio(w, here.p, here.q) : 1.0f;
         ++end.accepted;
         continue;
       }
     }
-    end.token = draw(s, end.accepted);
+    const bool recovers = block >= 0;
+    if (!recovers) block = static_cast<int>(index_of(best_of_block(best, s.memory.slots, 1)));
+    end.token = draw_in_block(s, end.accepted, block, recovers);
     return end;
   }
 }
@@ -163,9 +168,9 @@ SPECDEC_DEVICE Emitted decide_by_ratios(const Sequence<Rows>& s) {
 // Greedy sequences, and rule `coupled`: drafts are compared with the tokens that the target picks.
 template <class Rows, int kRule>
 SPECDEC_DEVICE Emitted decide_by_favourites(const Sequence<Rows>& s) {
-  const int warps = simt::num_threads() / kWarp;
+  const int warps = num_warps();
 #pragma unroll 1
-  for (int j = simt::thread() / kWarp; j <= s.limit; j += warps) {
+  for (int j = warp(); j <= s.limit; j += warps) {
     const float max = s.row(j).max;
     if (row_fault(max) != 0) continue;
     int64_t token;
@@ -174,7 +179,7 @@ SPECDEC_DEVICE Emitted decide_by_favourites(const Sequence<Rows>& s) {
     } else {
       token = argmax<Rows>(s.target_row(j), s.stats(j), s.work.n, max);
     }
-    if (simt::thread() % kWarp == 0) simt::write(&s.memory.favourite[j], token);
+    if (lane() == 0) simt::write(&s.memory.favourite[j], token);
   }
   simt::sync_block();
   Emitted end = {0, -1, 0};
@@ -202,7 +207,7 @@ SPECDEC_DEVICE void write_log_probs(const Sequence<Rows>& s, int i, int64_t toke
     log_p = s.greedy() ? 0.0f
                        : log_probability(Rows::logit(row, token), Distribution{s.inverse_temperature, p.lse, p.cutoff});
   }
-  if (simt::thread() % kWarp != 0) return;
+  if (lane() != 0) return;
   s.params().log_probs[s.b * (s.work.k() + 1) + i] = log_p;
   s.params().raw_log_probs[s.b * (s.work.k() + 1) + i] = raw_log_p;
 }
@@ -221,15 +226,15 @@ SPECDEC_DEVICE void write_step(const Sequence<Rows>& s, const Emitted& end) {
     params.num_emitted[s.b] = end.accepted + (end.token >= 0);
     params.status[s.b] = end.status;
   }
-  if (params.log_probs == nullptr) return;
-  const int warps = simt::num_threads() / kWarp;
+  if (!Rows::kAny || params.log_probs == nullptr) return;
+  const int warps = num_warps();
 #pragma unroll 1
-  for (int i = simt::thread() / kWarp; i < rows; i += warps) write_log_probs(s, i, emitted(i));
+  for (int i = warp(); i < rows; i += warps) write_log_probs(s, i, emitted(i));
 }
 
 // Grid: one, sequences.
 template <class Rows, int kRule>
-SPECDEC_KERNEL(decide_kernel, kDecideThreads, 1, StepWork) {
+SPECDEC_KERNEL(decide_kernel, kDecideThreads<Rows>, 1, StepWork) {
   const Sequence<Rows> s(params, params.first + simt::block_y());
   const bool by_ratios = kRule != kRuleCoupled && !s.greedy();
   if (by_ratios) s.look_at_drafts();

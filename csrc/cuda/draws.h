@@ -30,6 +30,12 @@ struct Better {
   SPECDEC_HD Candidate operator()(Candidate a, Candidate b) const { return a > b ? a : b; }
 };
 
+// By a warp: the best of its candidates.
+SPECDEC_DEVICE Candidate best_of_warp(Candidate mine) {
+  const uint32_t high = static_cast<uint32_t>(mine >> 32), best = simt::largest(high);
+  return uint64_t{best} << 32 | simt::largest(high == best ? static_cast<uint32_t>(mine) : 0u);
+}
+
 // Of the shared memory of a block: what its warps tell each other. Two places in turn, so that one barrier is enough.
 constexpr int kMostWarps = 16;
 struct alignas(16) Slots {
@@ -38,11 +44,10 @@ struct alignas(16) Slots {
 
 // By the threads of a block: the best of their candidates. `turn`: 0, 1, 0, 1, ... in consecutive calls.
 SPECDEC_DEVICE Candidate best_of_block(Candidate mine, Slots* slots, int turn) {
-  mine = simt::reduce(mine, Better());
-  const int lane = simt::thread() % kWarp, warps = simt::num_threads() / kWarp;
-  if (lane == 0) simt::write(&slots->best[turn][simt::thread() / kWarp], mine);
+  mine = best_of_warp(mine);
+  if (lane() == 0) simt::write(&slots->best[turn][warp()], mine);
   simt::sync_block();
-  return simt::reduce(lane < warps ? simt::read(&slots->best[turn][lane]) : Candidate{0}, Better());
+  return best_of_warp(lane() < num_warps() ? simt::read(&slots->best[turn][lane()]) : Candidate{0});
 }
 
 // The noise of an index, alone: one of four words.
@@ -106,10 +111,11 @@ SPECDEC_DEVICE int race_among_blocks(const Stats* stats, int n, float max, float
 // By a warp: the first block that has the row's largest logit.
 SPECDEC_DEVICE int block_of_max(const Stats* stats, int n, float max) {
   Candidate first = 0;
-  for (int i = simt::thread() % kWarp; i < n; i += kWarp) {
+#pragma unroll 1
+  for (int i = lane(); i < n; i += kWarp) {
     if (simt::fresh(&stats[i]).max == max) first = Better()(first, candidate(1.0f, static_cast<uint32_t>(i)));
   }
-  return static_cast<int>(index_of(simt::reduce(first, Better())));
+  return static_cast<int>(index_of(best_of_warp(first)));
 }
 
 }  // namespace specdec::cuda

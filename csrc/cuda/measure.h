@@ -8,42 +8,40 @@ namespace specdec::cuda {
 
 constexpr int kMeasureThreads = 256;  // at most
 
-// By a warp: writes the largest logits of a block's parts, if these are wanted, and returns the block's. `largest`: of
-// this thread's logits.
+// By a warp: the largest of its logits; writes those of the block's parts as well, if they are wanted. `largest`: of this
+// thread's logits.
 SPECDEC_DEVICE float max_of_warp(float largest, float* parts) {
   largest = simt::reduce<1, 4>(largest, Larger());
-  const int lane = simt::thread() % kWarp;
-  if (parts != nullptr && lane % (kWarp / kParts) == 0) simt::write(&parts[lane / (kWarp / kParts)], largest);
+  if (parts != nullptr && lane() % (kWarp / kParts) == 0) simt::write(&parts[lane() / (kWarp / kParts)], largest);
   return simt::reduce<8, 16>(largest, Larger());
 }
 
-// Plain rows of a batch: all of the target's, or all of the draft's.
+// Plain rows of the sequences of a launch: all of the target's, or all of the draft's.
 struct Measuring {
   LogitRows rows;
-  const float* temperature;    // [B]
-  const int64_t* num_drafts;   // [B], or null
-  Stats* stats;                // of the first sequence's first row
-  float* parts;                // the same, or null
-  int64_t first, of_sequence;  // sequence of the launch; blocks of a sequence, in `stats`
-  int n;                       // blocks of a row
-  bool of_draft;
+  const float* temperature;
+  const int64_t* num_drafts;  // null: all count
+  Stats* stats;               // of the first row
+  float* parts;               // the same; for filters
+  uint32_t of_sequence, n;    // blocks of a sequence, in `stats`, and of a row
+  bool of_draft, some;        // whether these are rows of the draft; whether only some of them are needed
 };
 
-// Rows that no draft leads to are left out, and greedy sequences' rows of the draft.
-SPECDEC_DEVICE bool skipped(const Measuring& params, int64_t b, int j) {
-  if (params.num_drafts != nullptr && j + params.of_draft > params.num_drafts[b] && j + params.of_draft > 0) return true;
-  return params.of_draft && params.temperature[b] == 0.0f;
+// Whether a row is needed: drafts lead to it, and if it is the draft's, the sequence is not greedy.
+SPECDEC_DEVICE bool needed(const Measuring& params, int b, int j) {
+  const int after = j + params.of_draft;
+  if (params.num_drafts != nullptr && after > 0 && after > params.num_drafts[b]) return false;
+  return !params.of_draft || params.temperature[b] != 0.0f;
 }
 
-// Grid: parts of a row, sequences, rows.
-template <class Format>
-SPECDEC_KERNEL(measure_kernel, kMeasureThreads, 5, Measuring) {
+// Grid: parts of a row, sequences, rows. `kFilters`: whether filters will need the largest logits of parts.
+template <class Format, bool kFilters>
+SPECDEC_KERNEL(measure_kernel, kMeasureThreads, (Format::kInWord == 2 ? 5 : 4), Measuring) {
   simt::start_next_launch();
-  const int block = simt::block_x() * (simt::num_threads() / kWarp) + simt::thread() / kWarp, j = simt::block_z();
-  const int64_t b = params.first + simt::block_y();
-  if (block >= params.n || skipped(params, b, j)) return;
-  const int64_t before = int64_t{block} * kBlock, left = params.rows.vocabulary - before;
-  const char* data = params.rows.row(b, j) + before * Logits<Format>::kBytes;
+  const uint32_t block = simt::block_x() * num_warps() + warp(), b = simt::block_y(), j = simt::block_z();
+  if (block >= params.n || (params.some && !needed(params, b, j))) return;
+  const int left = static_cast<int>(params.rows.vocabulary) - static_cast<int>(block * kBlock);
+  const char* data = params.rows.row(b, j) + block * (kBlock * Logits<Format>::kBytes);
   Logits<Format> x;
   if (x.aligned(data, left)) {
     x.load_aligned(data);
@@ -52,14 +50,13 @@ SPECDEC_KERNEL(measure_kernel, kMeasureThreads, 5, Measuring) {
   } else {
     x.load_single(data, left);
   }
-  const float temperature = params.temperature[b], scale = temperature == 0.0f ? 0.0f : kLog2e / temperature;
-  const int64_t place = b * params.of_sequence + int64_t{j} * params.n + block;
+  const float temperature = params.temperature[b];
+  const uint64_t place = uint64_t{b} * params.of_sequence + (j * params.n + block);
   const uint32_t largest = x.max();
-  const float max = max_of_warp(
-      simt::larger(Format::logit(largest, 0), Format::logit(largest, Format::kInWord - 1)),
-      params.parts == nullptr ? nullptr : params.parts + place * kParts);
-  const float sum = sum_of_weights(x, max, scale);
-  if (simt::thread() % kWarp == 0) simt::write(&params.stats[place], Stats{max, sum});
+  const float max = max_of_warp(simt::larger(Format::logit(largest, 0), Format::logit(largest, Format::kInWord - 1)),
+                                kFilters ? params.parts + place * kParts : nullptr);
+  const float sum = sum_of_weights(x, max, temperature == 0.0f ? 0.0f : simt::quotient(kLog2e, temperature));
+  if (lane() == 0) simt::write(&params.stats[place], Stats{max, sum});
 }
 
 SPECDEC_DEVICE float max_of(const float (&x)[kEach]) {
@@ -73,7 +70,7 @@ SPECDEC_DEVICE float max_of(const float (&x)[kEach]) {
 template <class Work>
 SPECDEC_KERNEL(measure_any_kernel, kMeasureThreads, 2, Work) {
   simt::start_next_launch();
-  const int block = simt::block_x() * (simt::num_threads() / kWarp) + simt::thread() / kWarp, i = simt::block_z();
+  const int block = simt::block_x() * num_warps() + warp(), i = simt::block_z();
   const int64_t b = params.first + simt::block_y();
   if (block >= params.blocks(i) || !params.used(b, i)) return;
   const Row row = params.row(b, i);
@@ -82,7 +79,7 @@ SPECDEC_KERNEL(measure_any_kernel, kMeasureThreads, 2, Work) {
   const Scratch& scratch = params.scratch;
   if (scratch.raw != nullptr && i < params.emitting()) {
     const float max = max_of_warp(max_of(x), nullptr), sum = sum_of_weights(x, max, kLog2e);
-    if (simt::thread() % kWarp == 0) {
+    if (lane() == 0) {
       simt::write(&scratch.raw[(b * params.emitting() + i) * params.n + block], Stats{max, sum});
     }
   }
@@ -90,8 +87,8 @@ SPECDEC_KERNEL(measure_any_kernel, kMeasureThreads, 2, Work) {
   const float temperature = params.params.sampling.temperature[b];
   const int64_t place = params.place(b, i) + block;
   const float max = max_of_warp(max_of(x), scratch.parts == nullptr ? nullptr : scratch.parts + place * kParts);
-  const float sum = sum_of_weights(x, max, temperature == 0.0f ? 0.0f : kLog2e / temperature);
-  if (simt::thread() % kWarp == 0) simt::write(&scratch.stats[place], Stats{max, sum});
+  const float sum = sum_of_weights(x, max, temperature == 0.0f ? 0.0f : simt::quotient(kLog2e, temperature));
+  if (lane() == 0) simt::write(&scratch.stats[place], Stats{max, sum});
 }
 
 }  // namespace specdec::cuda

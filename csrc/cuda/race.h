@@ -29,7 +29,7 @@ SPECDEC_KERNEL(race_kernel, kRaceThreads, 4, Work) {
     const RowStats found = simt::fresh(&scratch.rows[b * params.rows() + j]);
     max = found.max, cutoff = found.cutoff;
   } else {
-    for (int i = simt::thread() % kWarp; i < params.n; i += kWarp) max = simt::larger(max, simt::fresh(&stats[i]).max);
+    for (int i = lane(); i < params.n; i += kWarp) max = simt::larger(max, simt::fresh(&stats[i]).max);
     max = simt::reduce(max, Larger());
   }
   const Noise step = params.noise(b, j), noise = {step.seed, step.position + step.offset, 0};
@@ -69,8 +69,8 @@ SPECDEC_KERNEL(race_kernel, kRaceThreads, 4, Work) {
 // By a warp: the winner of a row's race.
 SPECDEC_DEVICE int64_t winner_of(const Candidate* races, int n) {
   Candidate best = 0;
-  for (int i = simt::thread() % kWarp; i < n; i += kWarp) best = Better()(best, simt::fresh(&races[i]));
-  return index_of(simt::reduce(best, Better()));
+  for (int i = lane(); i < n; i += kWarp) best = Better()(best, simt::fresh(&races[i]));
+  return index_of(best_of_warp(best));
 }
 
 }  // namespace specdec::cuda

@@ -43,9 +43,11 @@ SPECDEC_DEVICE int64_t first_from(const int64_t* sorted, int64_t size, int64_t i
   return first;
 }
 
-template <class Its>
+// `kAligned`: all blocks begin at, and rows end with, a multiple of 16 bytes.
+template <class Its, bool kAligned>
 struct Plain {
   using Format = Its;
+  static constexpr bool kAny = false;
   SPECDEC_DEVICE static float raw_logit(const Row& row, int64_t index) {
     return Format::logit(Format::bits(row.data, index), 0);
   }
@@ -54,16 +56,18 @@ struct Plain {
   // By a warp: loads a block, padded with -inf.
   SPECDEC_DEVICE static void load(const Row& row, int block, float (&x)[kEach]) {
     Logits<Format> logits;
-    logits.load(row.data + int64_t{block} * kBlock * Logits<Format>::kBytes, row.left(block));
+    const char* data = row.data + int64_t{block} * kBlock * Logits<Format>::kBytes;
+    kAligned ? logits.load_vectors(data, row.left(block)) : logits.load(data, row.left(block));
 #pragma unroll
     for (int i = 0; i < kEach; ++i) x[i] = logits[i];
   }
 };
 
 struct Any {
+  static constexpr bool kAny = true;
   SPECDEC_DEVICE static float raw_logit(const Row& row, int64_t index) {
     float logit = 0.0f;
-    with_format(row.dtype, [&](auto format) { logit = Plain<decltype(format)>::raw_logit(row, index); });
+    with_format(row.dtype, [&](auto format) { logit = Plain<decltype(format), false>::raw_logit(row, index); });
     return logit;
   }
 
@@ -100,7 +104,7 @@ struct Any {
   }
 
   SPECDEC_DEVICE static void load_raw(const Row& row, int block, float (&x)[kEach]) {
-    with_format(row.dtype, [&](auto format) { Plain<decltype(format)>::load(row, block, x); });
+    with_format(row.dtype, [&](auto format) { Plain<decltype(format), false>::load(row, block, x); });
   }
 
   SPECDEC_DEVICE static void load(const Row& row, int block, float (&x)[kEach]) {
@@ -142,7 +146,7 @@ struct Any {
     uint32_t touched = 0;
 #pragma unroll 1
     for (int64_t from = 0; from < listed + row.num_drafts + sampling.num_ends; from += kWarp) {
-      const int64_t i = from + simt::thread() % kWarp, other = i - listed, end = other - row.num_drafts;
+      const int64_t i = from + lane(), other = i - listed, end = other - row.num_drafts;
       const int64_t id = other < 0                 ? table[begin + i]
                          : end < 0                 ? row.drafts[other]
                          : end < sampling.num_ends ? sampling.ends[row.b * sampling.num_ends + end]
@@ -156,7 +160,7 @@ struct Any {
 #pragma unroll 1
       for (uint32_t lanes = simt::ballot(place >= 0); lanes != 0; lanes &= lanes - 1) {
         const int its = simt::shuffle(place, simt::lowest_bit(lanes));
-        if (its / kVector % kWarp == simt::thread() % kWarp) {
+        if (its / kVector % kWarp == lane()) {
           touched |= 1u << (its / (kVector * kWarp) * kVector + its % kVector);
         }
       }

@@ -14,7 +14,7 @@
 
 namespace specdec::cuda {
 
-constexpr int kSelectThreads = 512;  // at most
+constexpr int kSelectThreads = 256;
 constexpr int kListed = 2 * kBins * kCopies;
 // The integer mass of the largest logit. The masses of 4 million tokens add up to less than 2^64.
 constexpr float kUnit = 0x1p42f;
@@ -35,7 +35,7 @@ struct SelectionMemory {
 // The sum over the lanes before this one; `all` gets the sum over all lanes.
 template <class T>
 SPECDEC_DEVICE T sum_before(T mine, T* all) {
-  const int lane = simt::thread() % kWarp;
+  const int lane = cuda::lane();
   T sum = mine;
   for (int distance = 1; distance < kWarp; distance *= 2) {
     const T other = simt::shuffle(sum, lane >= distance ? lane - distance : lane);
@@ -67,7 +67,7 @@ struct Selection {
   template <class Function>
   SPECDEC_DEVICE void for_blocks(float lowest, const Function& function) const {
 #pragma unroll 1
-    for (int block = simt::thread() / kWarp; block < n; block += simt::num_threads() / kWarp) {
+    for (int block = warp(); block < n; block += num_warps()) {
       if (!(simt::read(&tops[block]) >= lowest)) continue;
       float x[kEach];
       Rows::load(row, block, x);
@@ -95,7 +95,7 @@ struct Selection {
         list(x, inside);
       });
     }
-    const int warp = simt::thread() / kWarp, warps = simt::num_threads() / kWarp, lane = simt::thread() % kWarp;
+    const int warp = cuda::warp(), warps = num_warps(), lane = cuda::lane();
     const auto smaller = [](float a, float b) { return a < b ? a : b; };
     const auto larger = [](float a, float b) { return a > b ? a : b; };
     mine = {simt::reduce(mine.low, smaller), simt::reduce(mine.high, larger)};
@@ -114,7 +114,7 @@ struct Selection {
     uint32_t all, place = 0;
     const uint32_t before = sum_before(static_cast<uint32_t>(simt::count_bits(inside)), &all);
     if (all == 0) return;
-    if (simt::thread() % kWarp == 0) place = simt::add(&memory->size, all);
+    if (cuda::lane() == 0) place = simt::add(&memory->size, all);
     place = simt::shuffle(place, 0);
     if (place + all > kListed) return;
     place += before;
@@ -164,7 +164,7 @@ struct Selection {
   SPECDEC_DEVICE void find_bin(bool first, bool masses) const {
     constexpr int each = kBins / kWarp;
     const Histogram<1> sums = {memory->sums};
-    const int lane = simt::thread() % kWarp;
+    const int lane = cuda::lane();
     uint64_t mine = 0, all;
     for (int i = 0; i < each; ++i) mine += sums.sum(lane * each + i);
     uint64_t sum = sum_before(mine, &all), before = sum;
@@ -261,9 +261,9 @@ struct SelectMemory {
 
 // Grid: rows, sequences.
 template <class Rows, class Work>
-SPECDEC_KERNEL(select_kernel, kSelectThreads, 2, Work) {
+SPECDEC_KERNEL(select_kernel, kSelectThreads, (Rows::kAny ? 1 : 3), Work) {
   simt::start_next_launch();
-  const int i = simt::block_x(), n = params.blocks(i), warp = simt::thread() / kWarp;
+  const int i = simt::block_x(), n = params.blocks(i), warp = cuda::warp();
   const int64_t b = params.first + simt::block_y();
   const SamplingArguments& sampling = params.params.sampling;
   const float temperature = sampling.temperature[b], inverse_temperature = temperature == 0.0f ? 0.0f : 1.0f / temperature;
@@ -296,7 +296,7 @@ SPECDEC_KERNEL(select_kernel, kSelectThreads, 2, Work) {
   Selection<Rows> selection = {row, n, found.max, scale, memory.selection, memory.parts, memory.tops};
   const float cutoff = cutoff_of(selection, filters, temperature, found.sum);
 #pragma unroll 1
-  for (int block = warp; block < n; block += simt::num_threads() / kWarp) {
+  for (int block = warp; block < n; block += num_warps()) {
     const float top = simt::read(&memory.tops[block]);
     float kept = 0.0f;
     if (top >= cutoff) {
@@ -306,7 +306,7 @@ SPECDEC_KERNEL(select_kernel, kSelectThreads, 2, Work) {
       for (int k = 0; k < kEach; ++k) x[k] = x[k] >= cutoff ? x[k] : -INFINITY;
       kept = sum_of_weights(x, top, scale);
     }
-    if (simt::thread() % kWarp == 0) simt::write(&stats[block], Stats{top, kept});
+    if (lane() == 0) simt::write(&stats[block], Stats{top, kept});
   }
   simt::sync_block();
   if (warp != 0) return;

@@ -24,19 +24,19 @@ struct alignas(16) Examined {
 
 // The shared memory of a block that decides a sequence, or sums its residuals.
 struct StepMemory {
+  Slots* slots;
+  float* weights;      // [1024] of the block that leads a race
   RowStats* rows;      // [rows]
   Examined* examined;  // [K+1]
   float* total;        // [K] masses of residuals
   int64_t* favourite;  // [K+1] the tokens that the target picks (greedy, and rule `coupled`)
   float *score, *noise;  // [n]
   int32_t* order;      // [n] blocks of logits, in the order in which they are visited
-  float* weights;      // [1024] of the block that leads a race
-  Slots* slots;
 
   SPECDEC_HD static StepMemory cut(Arena& arena, int rows, int k, int n) {
-    return {arena.take<RowStats>(rows), arena.take<Examined>(k + 1), arena.take<float>(k),
-            arena.take<int64_t>(k + 1), arena.take<float>(n),        arena.take<float>(n),
-            arena.take<int32_t>(n),     arena.take<float>(kBlock),   arena.take<Slots>(1)};
+    return {arena.take<Slots>(1),    arena.take<float>(kBlock),    arena.take<RowStats>(rows), arena.take<Examined>(k + 1),
+            arena.take<float>(k),    arena.take<int64_t>(k + 1), arena.take<float>(n),       arena.take<float>(n),
+            arena.take<int32_t>(n)};
   }
 };
 
@@ -78,7 +78,7 @@ struct Sequence {
   // The logit in draft row j of the target's token `id`; -inf if the draft's vocabulary lacks it.
   SPECDEC_DEVICE float draft_logit(int j, int64_t id) const {
     const Row row = draft_row(j);
-    if (row.d2t == nullptr) return Rows::logit(row, id);
+    if (!Rows::kAny || row.d2t == nullptr) return Rows::logit(row, id);
     const int64_t index = find(row.d2t, row.size, id);
     return row.d2t[index] == id ? Rows::logit(row, index) : -INFINITY;
   }
@@ -111,7 +111,7 @@ struct Sequence {
   // By the threads of a block, when rows are measured: their statistics, and then what they say of the drafts. Ends with
   // a barrier.
   SPECDEC_DEVICE void merge_rows(bool examines) const {
-    const int warp = simt::thread() / kWarp, warps = simt::num_threads() / kWarp, k = work.k();
+    const int warp = cuda::warp(), warps = num_warps(), k = work.k();
     const int of_drafts = weighs_drafts(params()) && !greedy() ? limit : 0;
 #pragma unroll 1
     for (int number = warp; number <= limit + of_drafts; number += warps) {
@@ -119,7 +119,7 @@ struct Sequence {
       const RowStats found = work.scratch.rows != nullptr
                                  ? simt::fresh(&work.scratch.rows[b * work.rows() + i])
                                  : merged(stats(i), work.blocks(i), inverse_temperature, scale);
-      if (simt::thread() % kWarp == 0) simt::write(&memory.rows[i], found);
+      if (lane() == 0) simt::write(&memory.rows[i], found);
     }
     simt::sync_block();
     if (!examines) return;
@@ -163,17 +163,23 @@ struct Sequence {
     const Row of_target = target_row(j);
     const RowStats p = row(j);
     Rows::load(of_target, block, x);
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) x[i] = w * probability(x[i], p);
     if (!has_q()) {
       const int64_t one = work.drafts(b)[j] - first;
 #pragma unroll
-      for (int i = 0; i < kEach; ++i) x[i] = residual(w * probability(x[i], p), place_of(i) == one ? 1.0f : 0.0f);
+      for (int i = 0; i < kEach; ++i) x[i] = place_of(i) == one ? residual(x[i], 1.0f) : x[i];
     } else {
       const RowStats q = q_of(j);
       const Row of_draft = draft_row(j);
       float y[kEach];
-      of_draft.d2t == nullptr ? Rows::load(of_draft, block, y) : load_mapped(of_draft, first, y);
+      if (!Rows::kAny || of_draft.d2t == nullptr) {
+        Rows::load(of_draft, block, y);
+      } else {
+        load_mapped(of_draft, first, y);
+      }
 #pragma unroll
-      for (int i = 0; i < kEach; ++i) x[i] = residual(w * probability(x[i], p), probability(y[i], q));
+      for (int i = 0; i < kEach; ++i) x[i] = residual(x[i], probability(y[i], q));
     }
     float even = 0.0f, odd = 0.0f;
 #pragma unroll

@@ -69,6 +69,9 @@ SPECDEC_DEVICE T shuffle(T value, int lane) {
 
 SPECDEC_DEVICE uint32_t ballot(bool value) { return __ballot_sync(0xffffffffu, value); }
 
+// The largest value of all lanes.
+SPECDEC_DEVICE uint32_t largest(uint32_t value) { return __reduce_max_sync(0xffffffffu, value); }
+
 // Combines the values of lanes pairwise, first of those at distance `first`, then of twice that, up to `last`. Lanes
 // whose indices differ in these bits only get the same result.
 template <int first = 1, int last = kWarp / 2, class T, class Combine>

@@ -21,27 +21,30 @@ struct Grid {
 
 constexpr int64_t kMostSequences = 65535;  // of a launch: the most blocks that a grid has in this dimension
 
-// Calls function(Plain<format>()).
-template <class Function>
+// Calls function(Plain<format, kAligned>()).
+template <bool kAligned, class Function>
 void with_plain(Dtype dtype, const Function& function) {
   switch (dtype) {
     case Dtype::kBFloat16:
-      return function(Plain<BFloat16>());
+      return function(Plain<BFloat16, kAligned>());
     case Dtype::kFloat16:
-      return function(Plain<Float16>());
+      return function(Plain<Float16, kAligned>());
     default:
-      return function(Plain<Float32>());
+      return function(Plain<Float32, kAligned>());
   }
 }
 
-// The same, or function(Any()).
+// Calls function(rows) for the rows of this work.
 template <class Work, class Function>
 void with_rows(const Work& work, const Function& function) {
-  work.plain() ? with_plain(work.dtype(), function) : function(Any());
+  if (!work.plain()) return function(Any());
+  work.whole_vectors() ? with_plain<true>(work.dtype(), function) : with_plain<false>(work.dtype(), function);
 }
 
 // Threads of a block that measures, as an H200 was fastest with so many blocks of logits.
-inline int measuring_threads(int64_t blocks) { return blocks < 2000 ? 128 : blocks < 20000 ? 64 : blocks < 100000 ? 128 : 256; }
+inline int measuring_threads(int64_t blocks) {
+  return blocks < 2000 ? 128 : blocks < 20000 ? 64 : blocks < 100000 ? 128 : 256;
+}
 
 // Plain rows, of the target or of the draft.
 template <class Work, class Launch>
@@ -49,20 +52,26 @@ void measure_plain(const Work& work, int64_t sequences, const LogitRows& rows, c
                    const Launch& launch) {
   const int first = of_draft ? work.emitting() : 0, count = of_draft ? work.rows() - first : work.emitting();
   if (count == 0) return;
-  const int64_t place = work.place(0, first);
+  const int64_t place = work.place(work.first, first);
   const Scratch& scratch = work.scratch;
-  const Measuring params = {rows,
-                            work.params.sampling.temperature,
-                            num_drafts,
+  LogitRows of_launch = rows;
+  of_launch.data += work.first * rows.sequence_stride;
+  const Measuring params = {of_launch,
+                            work.params.sampling.temperature + work.first,
+                            num_drafts == nullptr ? nullptr : num_drafts + work.first,
                             scratch.stats + place,
                             scratch.parts == nullptr ? nullptr : scratch.parts + place * kParts,
-                            work.first,
-                            work.place(1, 0),
-                            work.blocks(first),
-                            of_draft};
+                            static_cast<uint32_t>(work.place(1, 0)),
+                            static_cast<uint32_t>(work.blocks(first)),
+                            of_draft,
+                            of_draft || num_drafts != nullptr};
   const int threads = measuring_threads(sequences * count * params.n), warps = threads / kWarp;
   const Grid grid = {(params.n + warps - 1) / warps, sequences, count, threads, 0, false};
-  with_plain(rows.dtype, [&](auto its) { launch(measure_kernel<typename decltype(its)::Format>, params, grid); });
+  with_plain<true>(rows.dtype, [&](auto its) {
+    using Format = typename decltype(its)::Format;
+    scratch.parts == nullptr ? launch(measure_kernel<Format, false>, params, grid)
+                             : launch(measure_kernel<Format, true>, params, grid);
+  });
 }
 
 template <class Work, class Launch>
@@ -109,9 +118,8 @@ void in_turn(Work work, const Allocate& allocate, const Stages& stages) {
 template <class Launch>
 void run_draft_step(const DraftStepParams& params, const Allocate& allocate, const Launch& launch) {
   in_turn(DraftWork::of(params), allocate, [&](const DraftWork& work, int64_t sequences) {
-    const LogitRows rows = {params.logits, params.dtype, params.row_stride, 0, params.vocabulary};
     work.adjusts() ? measure_any(work, sequences, launch)
-                   : measure_plain(work, sequences, rows, nullptr, false, launch);
+                   : measure_plain(work, sequences, work.logits(), nullptr, false, launch);
     select(work, sequences, launch);
     race(work, sequences, launch);
     Arena shared(nullptr);
@@ -141,7 +149,7 @@ void run_speculative_step(const SpeculativeStepParams& params, const Allocate& a
       if (params.rule == kRuleBlock) {
         launch(sums_kernel<Rows>, work, Grid{kSumsBlocks, sequences, 1, kSumsThreads, shared.size(), true});
       }
-      const Grid grid = {1, sequences, 1, params.batch < 4 ? 256 : kDecideThreads, shared.size(), true};
+      const Grid grid = {1, sequences, 1, params.batch < 4 ? 256 : kDecideThreads<Rows>, shared.size(), true};
       switch (params.rule) {
         case kRuleToken:
           return launch(decide_kernel<Rows, kRuleToken>, work, grid);

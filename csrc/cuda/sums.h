@@ -11,21 +11,21 @@ constexpr int kSumsThreads = 256;
 
 // Grid: parts of a row, sequences.
 template <class Rows>
-SPECDEC_KERNEL(sums_kernel, kSumsThreads, 2, StepWork) {
+SPECDEC_KERNEL(sums_kernel, kSumsThreads, (Rows::kAny ? 1 : 2), StepWork) {
   simt::start_next_launch();
   const Sequence<Rows> s(params, params.first + simt::block_y());
   if (s.greedy()) return;
   s.look_at_drafts();
   simt::wait_for_launch_before();
   s.merge_rows(true);
-  const int warps = simt::num_threads() / kWarp, part = simt::block_x() * warps + simt::thread() / kWarp;
+  const int warps = num_warps(), part = simt::block_x() * warps + warp();
   s.for_doubtful(s.surely_kept(), [&](int j, float w, float) {
     if (s.examined(j).state != kRecover) return;
 #pragma unroll 1
     for (int block = part; block < params.n; block += simt::blocks_x() * warps) {
       float weights[kEach];
       const float sum = s.residual_weights(j, w, block, weights);
-      if (simt::thread() % kWarp == 0) {
+      if (lane() == 0) {
         simt::write(&params.scratch.masses[(s.b * params.k() + j) * params.n + block], sum);
       }
     }

@@ -15,17 +15,19 @@ struct alignas(16) RowStats {
 // Cuts memory into pieces. At null, it counts how many bytes are needed.
 class Arena {
  public:
-  SPECDEC_HD explicit Arena(char* memory) : at_(reinterpret_cast<uintptr_t>(memory)), begin_(at_) {}
-  template <class T>
-  SPECDEC_HD T* take(int64_t n) {
-    T* piece = reinterpret_cast<T*>(at_);
-    at_ += (static_cast<uintptr_t>(n) * sizeof(T) + 15) / 16 * 16;
-    return n == 0 ? nullptr : piece;
+  SPECDEC_HD explicit Arena(char* memory) : memory_(memory) {}
+  template <class T, class Number>
+  SPECDEC_HD T* take(Number n) {
+    T* piece = reinterpret_cast<T*>(memory_);
+    const Number size = (n * static_cast<Number>(sizeof(T)) + 15) / 16 * 16;
+    memory_ += size, size_ += size;
+    return piece;
   }
-  SPECDEC_HD int64_t size() const { return static_cast<int64_t>(at_ - begin_); }
+  SPECDEC_HD int64_t size() const { return size_; }
 
  private:
-  uintptr_t at_, begin_;
+  char* memory_;
+  int64_t size_ = 0;
 };
 
 // The pieces of the memory between launches. Every launch writes its own.
@@ -42,14 +44,22 @@ struct Scratch {
                      bool filters, bool log_probs, bool sums, bool races) {
     Scratch scratch = {};
     scratch.stats = arena.take<Stats>(batch * blocks);
-    scratch.parts = arena.take<float>(filters ? batch * blocks * kParts : 0);
-    scratch.raw = arena.take<Stats>(log_probs ? batch * emitting * n : 0);
-    scratch.rows = arena.take<RowStats>(filters ? batch * rows : 0);
-    scratch.masses = arena.take<float>(sums ? batch * (emitting - 1) * n : 0);
-    scratch.races = arena.take<Candidate>(races ? batch * emitting * n : 0);
+    if (filters) scratch.parts = arena.take<float>(batch * blocks * kParts);
+    if (log_probs) scratch.raw = arena.take<Stats>(batch * emitting * n);
+    if (filters) scratch.rows = arena.take<RowStats>(batch * rows);
+    if (sums) scratch.masses = arena.take<float>(batch * (emitting - 1) * n);
+    if (races) scratch.races = arena.take<Candidate>(batch * emitting * n);
     return scratch;
   }
 };
+
+// Whether all blocks begin at, and rows end with, a multiple of 16 bytes.
+SPECDEC_HD bool aligned(const LogitRows& rows) {
+  const uint64_t all = reinterpret_cast<uintptr_t>(rows.data) | static_cast<uint64_t>(rows.sequence_stride) |
+                       static_cast<uint64_t>(rows.row_stride) |
+                       static_cast<uint64_t>(rows.vocabulary * size_in_bytes(rows.dtype));
+  return all % 16 == 0;
+}
 
 struct Filters {
   float top_k, top_p, min_p;
@@ -77,7 +87,9 @@ struct DraftWork {
   SPECDEC_HD bool adjusts() const { return params.sampling.has_table || params.allowed.words != nullptr; }
   // Whether kernels for plain rows can do it.
   SPECDEC_HD bool plain() const { return !adjusts(); }
+  SPECDEC_HD LogitRows logits() const { return {params.logits, params.dtype, params.row_stride, 0, params.vocabulary}; }
   SPECDEC_HD Dtype dtype() const { return params.dtype; }
+  SPECDEC_HD bool whole_vectors() const { return aligned(logits()); }
   SPECDEC_HD int rows() const { return 1; }
   SPECDEC_HD int emitting() const { return 1; }
   SPECDEC_HD int blocks(int) const { return n; }
@@ -128,6 +140,9 @@ struct StepWork {
     return !adjusts() && !other_q && params.log_probs == nullptr;
   }
   SPECDEC_HD Dtype dtype() const { return params.target.dtype; }
+  SPECDEC_HD bool whole_vectors() const {
+    return aligned(params.target) && (params.draft.data == nullptr || aligned(params.draft));
+  }
   SPECDEC_HD int k() const { return static_cast<int>(params.num_drafts_max); }
   SPECDEC_HD int emitting() const { return k() + 1; }
   SPECDEC_HD int rows() const { return k() + 1 + (weighs_drafts(params) ? k() : 0); }
@@ -172,10 +187,10 @@ struct StepWork {
 // By a warp: the statistics of a row from those of its blocks, in an order that depends on their number alone.
 // `scale`: log2(e) / temperature.
 SPECDEC_DEVICE RowStats merged(const Stats* stats, int n, float inverse_temperature, float scale) {
-  constexpr int kAtOnce = 8;  // loads before the first of them is used
+  constexpr int kAtOnce = 5;  // loads before the first of them is used
   float max = -INFINITY, sum = 0.0f;
 #pragma unroll 1
-  for (int first = simt::thread() % kWarp; first < n; first += kAtOnce * kWarp) {
+  for (int first = lane(); first < n; first += kAtOnce * kWarp) {
     Stats blocks[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
@@ -199,15 +214,14 @@ SPECDEC_DEVICE RowStats merged(const Stats* stats, int n, float inverse_temperat
 // By a warp: the token with the row's largest logit, the lowest id of a tie.
 template <class Rows>
 SPECDEC_DEVICE int64_t argmax(const Row& row, const Stats* stats, int n, float max) {
-  const int block = block_of_max(stats, n, max);
-  float x[kEach];
-  Rows::load(row, block, x);
+  const int64_t begin = int64_t{block_of_max(stats, n, max)} * kBlock;
   Candidate first = 0;
-#pragma unroll
-  for (int i = 0; i < kEach; ++i) {
-    if (x[i] == max) first = Better()(first, candidate(1.0f, static_cast<uint32_t>(place_of(i))));
+#pragma unroll 4
+  for (int i = lane(); i < kBlock; i += kWarp) {
+    const bool found = begin + i < row.size && Rows::logit(row, begin + i) == max;
+    if (found) first = Better()(first, candidate(1.0f, static_cast<uint32_t>(i)));
   }
-  return int64_t{block} * kBlock + index_of(simt::reduce(first, Better()));
+  return begin + index_of(best_of_warp(first));
 }
 
 }  // namespace specdec::cuda
