@@ -78,13 +78,26 @@ struct Logits {
 
   SPECDEC_DEVICE float operator[](int i) const { return Format::logit(word[i / Format::kInWord], i % Format::kInWord); }
 
+  // The logits of a block that are -inf but for a 0 at this place, if the block has it.
+  SPECDEC_DEVICE static Logits only(int64_t place) {
+    Logits logits;
+#pragma unroll
+    for (int i = 0; i < kEach; i += Format::kInWord) {
+      const uint32_t first = Format::kInWord == 2 ? 0xffff0000u : 0u;
+      uint32_t its = place_of(i) == place ? Format::kLowest & first : Format::kLowest;
+      if (Format::kInWord == 2 && place_of(i + 1) == place) its = Format::kLowest & ~first;
+      logits.word[i / Format::kInWord] = its;
+    }
+    return logits;
+  }
+
   // Whether a block can be loaded 16 bytes at a time. `left`: how many logits there are to the row's end.
-  SPECDEC_DEVICE static bool aligned(const char* data, int64_t left) {
+  SPECDEC_DEVICE static bool aligned(const char* data, int left) {
     return reinterpret_cast<uintptr_t>(data) % 16 == 0 && left >= kBlock;
   }
 
   // A block, or its part up to the row's end, that has whole vectors of 16 bytes.
-  SPECDEC_DEVICE void load_vectors(const char* data, int64_t left) {
+  SPECDEC_DEVICE void load_vectors(const char* data, int left) {
 #pragma unroll
     for (int i = 0; i < kEach; i += kInLoad) {
       simt::Bytes16 bytes = {{Format::kLowest, Format::kLowest, Format::kLowest, Format::kLowest}};
@@ -104,7 +117,7 @@ struct Logits {
   }
 
   // One logit at a time, so that nothing behind the row is read, and little code does it.
-  SPECDEC_DEVICE void load_single(const char* data, int64_t left) {
+  SPECDEC_DEVICE void load_single(const char* data, int left) {
 #pragma unroll
     for (int i = 0; i < kEach; i += Format::kInWord) {
       uint32_t all = Format::kLowest;
@@ -116,7 +129,7 @@ struct Logits {
     }
   }
 
-  SPECDEC_DEVICE void load(const char* data, int64_t left) {
+  SPECDEC_DEVICE void load(const char* data, int left) {
     aligned(data, left) ? load_aligned(data) : load_single(data, left);
   }
 
@@ -152,6 +165,13 @@ struct Logits {
   }
 };
 
+// Four neighbouring numbers in shared memory.
+struct alignas(16) Four {
+  float of[4];
+
+  SPECDEC_DEVICE static Four at(const float* place) { return simt::read(reinterpret_cast<const Four*>(place)); }
+};
+
 // Statistics of a block: its largest logit, NaN if any is NaN, and the sum of weights relative to it.
 struct alignas(8) Stats {
   float max, sum;
@@ -165,7 +185,7 @@ struct Larger {
 };
 
 // By a warp: the sum of the weights of its logits relative to the largest. The order of additions is the same for every
-// format and address. `scale`: log2(e) / temperature. One operation a logit makes its exponent; what the offset lost by
+// format and address. x(i) is this thread's i-th logit. `scale`: log2(e) / temperature. One operation a logit makes its exponent; what the offset lost by
 // rounding, which is the same for all, is made good at the end.
 template <class Values>
 SPECDEC_DEVICE float sum_of_weights(const Values& x, float max, float scale) {
@@ -173,8 +193,8 @@ SPECDEC_DEVICE float sum_of_weights(const Values& x, float max, float scale) {
   float even = 0.0f, odd = 0.0f;
 #pragma unroll
   for (int i = 0; i < kEach; i += 2) {
-    even += simt::exp2_of(fmaf(x[i], scale, offset));
-    odd += simt::exp2_of(fmaf(x[i + 1], scale, offset));
+    even += simt::exp2_of(fmaf(x(i), scale, offset));
+    odd += simt::exp2_of(fmaf(x(i + 1), scale, offset));
   }
   return simt::reduce(even + odd, Sum()) * simt::exp2_of(-fmaf(reference, scale, offset));
 }

@@ -13,7 +13,7 @@ namespace specdec::cuda {
 
 // At most. Kernels for any rows need more registers.
 template <class Rows>
-constexpr int kDecideThreads = Rows::kAny ? 256 : 512;
+constexpr int kDecideThreads = Rows::kAny ? 256 : 448;  // two of 448 have 72 registers
 
 struct Emitted {
   int accepted;
@@ -40,20 +40,22 @@ SPECDEC_DEVICE Candidate race_of_blocks(const Sequence<Rows>& s, int j, float w)
   return best;
 }
 
-// By the threads of a block: the block of logits that wins the race of the residual of row j, whose weights it leaves in
-// memory; -1 if there is no mass, which all blocks were visited for. Ends with a barrier.
+// By the threads of a block: the block of logits that wins the race of the residual of row j; -1 if it has no mass,
+// which all blocks were visited for. Ends with a barrier.
 template <class Rows>
 SPECDEC_DEVICE int best_residual(const Sequence<Rows>& s, int j, float w) {
   const int n = s.work.n, warp = cuda::warp(), warps = num_warps();
+  if (simt::thread() < (-n & 3)) simt::write(&s.memory.score[n + simt::thread()], -1.0f);
   simt::sync_block();  // all scores are there
 #pragma unroll 1
   for (int block = simt::thread(); block < n; block += simt::num_threads()) {
     const float mine = simt::read(&s.memory.score[block]);
     int rank = 0;
-#pragma unroll 4
-    for (int i = 0; i < n; ++i) {
-      const float other = simt::read(&s.memory.score[i]);
-      rank += other > mine || (other == mine && i < block);
+#pragma unroll 2
+    for (int i = 0; i < n; i += 4) {
+      const Four others = Four::at(&s.memory.score[i]);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) rank += others.of[k] > mine || (others.of[k] == mine && i + k < block);
     }
     simt::write(&s.memory.order[rank], block);
   }
@@ -64,22 +66,13 @@ SPECDEC_DEVICE int best_residual(const Sequence<Rows>& s, int j, float w) {
   int turn = 0;
 #pragma unroll 1
   for (int first = 0; first < n; first += warps, turn ^= 1) {
-    const bool visits = first + warp < n;
-    const int block = visits ? simt::read(&s.memory.order[first + warp]) : 0;
-    float weights[kEach];
     Candidate mine = 0;
-    if (visits) {
-      const float sum = s.residual_weights(j, w, block, weights);
-      mine = candidate(simt::quotient(sum, simt::read(&s.memory.noise[block])), static_cast<uint32_t>(block));
+    if (first + warp < n) {
+      const int block = simt::read(&s.memory.order[first + warp]);
+      const float mass = s.residual_mass(j, w, block);
+      mine = candidate(simt::quotient(mass, simt::read(&s.memory.noise[block])), static_cast<uint32_t>(block));
     }
-    const Candidate leads = best_of_block(mine, s.memory.slots, turn);
-    if (leads > best) {
-      best = leads;
-      if (visits && mine == leads) {
-#pragma unroll
-        for (int i = 0; i < kEach; ++i) simt::write(&s.memory.weights[place_of(i)], weights[i]);
-      }
-    }
+    best = Better()(best, best_of_block(mine, s.memory.slots, turn));
     if (first + warps >= n) break;
     const float bound = simt::read(&s.memory.score[simt::read(&s.memory.order[first + warps])]);
     if (score_of(best) >= bound * rounding) break;
@@ -88,22 +81,14 @@ SPECDEC_DEVICE int best_residual(const Sequence<Rows>& s, int j, float w) {
   return static_cast<int>(index_of(best));
 }
 
-// By the threads of a block: draws one of a block's tokens of row j, by the weights in memory or by p. Ends with a
-// barrier.
+// By the threads of a block: draws a token of this block of row j, from the residual or from p.
 template <class Rows>
-SPECDEC_DEVICE int64_t draw_in_block(const Sequence<Rows>& s, int j, int block, bool in_memory) {
-  const RowStats p = s.row(j);
-  const Row row = s.target_row(j);
+SPECDEC_DEVICE int64_t draw_in_block(const Sequence<Rows>& s, int j, float w, int block, bool in_residual) {
   const auto weigh = [&](int place, float (&weights)[4]) {
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      if (in_memory) {
-        weights[k] = simt::read(&s.memory.weights[place + k]);
-      } else {
-        const int64_t index = int64_t{block} * kBlock + place + k;
-        const float logit = index < row.size ? Rows::logit(row, index) : -INFINITY;
-        weights[k] = logit >= p.cutoff ? weight_of(logit, p.max, s.scale) : 0.0f;
-      }
+      const int64_t token = int64_t{block} * kBlock + place + k;
+      weights[k] = token < s.params().vocabulary ? s.token_weight(j, w, in_residual, token) : 0.0f;
     }
   };
   return index_of(race_in_block(block, s.noise(j), kRecoverToken, s.memory.slots, 0, weigh));
@@ -133,6 +118,18 @@ SPECDEC_DEVICE int longest_kept(const Sequence<Rows>& s, float* joint) {
   return kept;
 }
 
+// Rule `token`, by a warp: the first row from j on whose draft is not accepted, or that has none.
+template <class Rows>
+SPECDEC_DEVICE int first_rejected(const Sequence<Rows>& s, int j) {
+#pragma unroll 1
+  for (;; j += kWarp) {
+    const int mine = j + lane();
+    const Examined seen = s.examined(mine < s.limit ? mine : s.limit);
+    const bool accepted = mine < s.limit && seen.possible() && accept(seen.u, seen.p, seen.q);
+    if (const uint32_t others = simt::ballot(!accepted); others != 0) return j + simt::lowest_bit(others);
+  }
+}
+
 // Rules `token` and `block`, by the threads of a block.
 template <class Rows, int kRule>
 SPECDEC_DEVICE Emitted decide_by_ratios(const Sequence<Rows>& s) {
@@ -141,10 +138,8 @@ SPECDEC_DEVICE Emitted decide_by_ratios(const Sequence<Rows>& s) {
   if (kRule == kRuleBlock) end.accepted = longest_kept(s, &w);
 #pragma unroll 1
   while (true) {
-    Examined here = s.examined(end.accepted);
-    if (kRule == kRuleToken) {
-      while (here.possible() && accept(here.u, here.p, here.q)) here = s.examined(++end.accepted);
-    }
+    if (kRule == kRuleToken) end.accepted = first_rejected(s, end.accepted);
+    const Examined here = s.examined(end.accepted);
     end.status = kRule == kRuleToken ? end.status | here.flags : here.flags;
     if (here.state == kDone) return end;
     const Candidate best = race_of_blocks(s, end.accepted, w);
@@ -160,7 +155,7 @@ SPECDEC_DEVICE Emitted decide_by_ratios(const Sequence<Rows>& s) {
     }
     const bool recovers = block >= 0;
     if (!recovers) block = static_cast<int>(index_of(best_of_block(best, s.memory.slots, 1)));
-    end.token = draw_in_block(s, end.accepted, block, recovers);
+    end.token = draw_in_block(s, end.accepted, w, block, recovers);
     return end;
   }
 }
@@ -234,7 +229,7 @@ SPECDEC_DEVICE void write_step(const Sequence<Rows>& s, const Emitted& end) {
 
 // Grid: one, sequences.
 template <class Rows, int kRule>
-SPECDEC_KERNEL(decide_kernel, kDecideThreads<Rows>, 1, StepWork) {
+SPECDEC_KERNEL(decide_kernel, kDecideThreads<Rows>, (Rows::kSmall ? 2 : 1), StepWork) {
   const Sequence<Rows> s(params, params.first + simt::block_y());
   const bool by_ratios = kRule != kRuleCoupled && !s.greedy();
   if (by_ratios) s.look_at_drafts();

@@ -55,7 +55,7 @@ SPECDEC_KERNEL(measure_kernel, kMeasureThreads, (Format::kInWord == 2 ? 5 : 4), 
   const uint32_t largest = x.max();
   const float max = max_of_warp(simt::larger(Format::logit(largest, 0), Format::logit(largest, Format::kInWord - 1)),
                                 kFilters ? params.parts + place * kParts : nullptr);
-  const float sum = sum_of_weights(x, max, temperature == 0.0f ? 0.0f : simt::quotient(kLog2e, temperature));
+  const float sum = sum_of_weights([&](int k) { return x[k]; }, max, temperature == 0.0f ? 0.0f : simt::quotient(kLog2e, temperature));
   if (lane() == 0) simt::write(&params.stats[place], Stats{max, sum});
 }
 
@@ -78,7 +78,7 @@ SPECDEC_KERNEL(measure_any_kernel, kMeasureThreads, 2, Work) {
   Any::load_raw(row, block, x);
   const Scratch& scratch = params.scratch;
   if (scratch.raw != nullptr && i < params.emitting()) {
-    const float max = max_of_warp(max_of(x), nullptr), sum = sum_of_weights(x, max, kLog2e);
+    const float max = max_of_warp(max_of(x), nullptr), sum = sum_of_weights([&](int k) { return x[k]; }, max, kLog2e);
     if (lane() == 0) {
       simt::write(&scratch.raw[(b * params.emitting() + i) * params.n + block], Stats{max, sum});
     }
@@ -87,7 +87,7 @@ SPECDEC_KERNEL(measure_any_kernel, kMeasureThreads, 2, Work) {
   const float temperature = params.params.sampling.temperature[b];
   const int64_t place = params.place(b, i) + block;
   const float max = max_of_warp(max_of(x), scratch.parts == nullptr ? nullptr : scratch.parts + place * kParts);
-  const float sum = sum_of_weights(x, max, temperature == 0.0f ? 0.0f : simt::quotient(kLog2e, temperature));
+  const float sum = sum_of_weights([&](int k) { return x[k]; }, max, temperature == 0.0f ? 0.0f : simt::quotient(kLog2e, temperature));
   if (lane() == 0) simt::write(&scratch.stats[place], Stats{max, sum});
 }
 

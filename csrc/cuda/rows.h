@@ -19,7 +19,8 @@ struct Row {
   int64_t num_drafts;
   AllowedTokens allowed;
 
-  SPECDEC_DEVICE int64_t left(int block) const { return size - int64_t{block} * kBlock; }
+  // Logits from the block's first to the row's end.
+  SPECDEC_DEVICE int left(int block) const { return static_cast<int>(size) - block * kBlock; }
   SPECDEC_DEVICE int64_t target_id(int64_t index) const { return d2t == nullptr ? index : d2t[index]; }
 };
 
@@ -48,23 +49,27 @@ template <class Its, bool kAligned>
 struct Plain {
   using Format = Its;
   static constexpr bool kAny = false;
+  static constexpr bool kSmall = kAligned && Format::kInWord == 2;  // few registers suffice for a block
   SPECDEC_DEVICE static float raw_logit(const Row& row, int64_t index) {
     return Format::logit(Format::bits(row.data, index), 0);
   }
   SPECDEC_DEVICE static float logit(const Row& row, int64_t index) { return raw_logit(row, index); }
 
-  // By a warp: loads a block, padded with -inf.
-  SPECDEC_DEVICE static void load(const Row& row, int block, float (&x)[kEach]) {
-    Logits<Format> logits;
+  // What a thread has of a block: [i] is its i-th logit, -inf behind the row's end.
+  using Block = Logits<Format>;
+
+  // By a warp.
+  SPECDEC_DEVICE static Block load(const Row& row, int block) {
+    Block logits;
     const char* data = row.data + int64_t{block} * kBlock * Logits<Format>::kBytes;
     kAligned ? logits.load_vectors(data, row.left(block)) : logits.load(data, row.left(block));
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) x[i] = logits[i];
+    return logits;
   }
 };
 
 struct Any {
   static constexpr bool kAny = true;
+  static constexpr bool kSmall = false;
   SPECDEC_DEVICE static float raw_logit(const Row& row, int64_t index) {
     float logit = 0.0f;
     with_format(row.dtype, [&](auto format) { logit = Plain<decltype(format), false>::raw_logit(row, index); });
@@ -103,13 +108,30 @@ struct Any {
     return adjust(raw, bias, in_prompt, count, penalties);
   }
 
+  struct Block {
+    float x[kEach];
+    SPECDEC_DEVICE float operator[](int i) const { return x[i]; }
+    SPECDEC_DEVICE static Block only(int64_t place) {
+      Block logits;
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) logits.x[i] = place_of(i) == place ? 0.0f : -INFINITY;
+      return logits;
+    }
+  };
+
   SPECDEC_DEVICE static void load_raw(const Row& row, int block, float (&x)[kEach]) {
-    with_format(row.dtype, [&](auto format) { Plain<decltype(format), false>::load(row, block, x); });
+    with_format(row.dtype, [&](auto format) {
+      const auto logits = Plain<decltype(format), false>::load(row, block);
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) x[i] = logits[i];
+    });
   }
 
-  SPECDEC_DEVICE static void load(const Row& row, int block, float (&x)[kEach]) {
-    load_raw(row, block, x);
-    adjust_block(row, block, x);
+  SPECDEC_DEVICE static Block load(const Row& row, int block) {
+    Block logits;
+    load_raw(row, block, logits.x);
+    adjust_block(row, block, logits.x);
+    return logits;
   }
 
   // By a warp: masks raw logits of a block, and applies bias and penalties.
@@ -139,7 +161,7 @@ struct Any {
   SPECDEC_DEVICE static uint32_t touched_of(const Row& row, int block) {
     const SamplingArguments& sampling = *row.sampling;
     const int64_t first = int64_t{block} * kBlock;
-    const int size = static_cast<int>(row.left(block) < kBlock ? row.left(block) : kBlock);
+    const int size = row.left(block) < kBlock ? row.left(block) : kBlock;
     const int64_t* table = sampling.table_ids + row.b * sampling.table_size;
     const int64_t begin = first_from(table, sampling.table_size, row.target_id(first));
     const int64_t listed = first_from(table, sampling.table_size, row.target_id(first + size - 1) + 1) - begin;

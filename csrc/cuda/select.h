@@ -69,9 +69,7 @@ struct Selection {
 #pragma unroll 1
     for (int block = warp(); block < n; block += num_warps()) {
       if (!(simt::read(&tops[block]) >= lowest)) continue;
-      float x[kEach];
-      Rows::load(row, block, x);
-      function(x);
+      function(Rows::load(row, block));
     }
   }
 
@@ -86,7 +84,7 @@ struct Selection {
     } else {
       if (simt::thread() == 0) simt::write(&memory->size, 0u);
       simt::sync_block();
-      for_blocks(interval.low, [&](const float (&x)[kEach]) {
+      for_blocks(interval.low, [&](const auto& x) {
         uint32_t inside = 0;
 #pragma unroll
         for (int i = 0; i < kEach; ++i) {
@@ -110,7 +108,7 @@ struct Selection {
   }
 
   // By a warp: adds those of its logits to the list that have a bit in `inside`.
-  SPECDEC_DEVICE void list(const float (&x)[kEach], uint32_t inside) const {
+  SPECDEC_DEVICE void list(const typename Rows::Block& x, uint32_t inside) const {
     uint32_t all, place = 0;
     const uint32_t before = sum_before(static_cast<uint32_t>(simt::count_bits(inside)), &all);
     if (all == 0) return;
@@ -140,7 +138,7 @@ struct Selection {
     } else {
       copies.clear();
       simt::sync_block();
-      for_blocks(bins.interval.low, [&](const float (&x)[kEach]) {
+      for_blocks(bins.interval.low, [&](const auto& x) {
 #pragma unroll
         for (int i = 0; i < kEach; ++i) add(copies, x[i]);
       });
@@ -300,11 +298,8 @@ SPECDEC_KERNEL(select_kernel, kSelectThreads, (Rows::kAny ? 1 : 3), Work) {
     const float top = simt::read(&memory.tops[block]);
     float kept = 0.0f;
     if (top >= cutoff) {
-      float x[kEach];
-      Rows::load(row, block, x);
-#pragma unroll
-      for (int k = 0; k < kEach; ++k) x[k] = x[k] >= cutoff ? x[k] : -INFINITY;
-      kept = sum_of_weights(x, top, scale);
+      const auto x = Rows::load(row, block);
+      kept = sum_of_weights([&](int k) { return x[k] >= cutoff ? x[k] : -INFINITY; }, top, scale);
     }
     if (lane() == 0) simt::write(&stats[block], Stats{top, kept});
   }

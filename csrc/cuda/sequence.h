@@ -25,17 +25,16 @@ struct alignas(16) Examined {
 // The shared memory of a block that decides a sequence, or sums its residuals.
 struct StepMemory {
   Slots* slots;
-  float* weights;      // [1024] of the block that leads a race
   RowStats* rows;      // [rows]
   Examined* examined;  // [K+1]
   float* total;        // [K] masses of residuals
   int64_t* favourite;  // [K+1] the tokens that the target picks (greedy, and rule `coupled`)
-  float *score, *noise;  // [n]
+  float *score, *noise;  // [n], the scores padded to fours
   int32_t* order;      // [n] blocks of logits, in the order in which they are visited
 
   SPECDEC_HD static StepMemory cut(Arena& arena, int rows, int k, int n) {
-    return {arena.take<Slots>(1),    arena.take<float>(kBlock),    arena.take<RowStats>(rows), arena.take<Examined>(k + 1),
-            arena.take<float>(k),    arena.take<int64_t>(k + 1), arena.take<float>(n),       arena.take<float>(n),
+    return {arena.take<Slots>(1),    arena.take<RowStats>(rows), arena.take<Examined>(k + 1),
+            arena.take<float>(k),    arena.take<int64_t>(k + 1), arena.take<float>(n + 3),   arena.take<float>(n),
             arena.take<int32_t>(n)};
   }
 };
@@ -157,39 +156,41 @@ struct Sequence {
     return logit >= row.cutoff ? p : 0.0f;
   }
 
-  // By a warp: the weights max(0, w p - q) of a block of row j, which has a draft. Returns their sum.
-  SPECDEC_DEVICE float residual_weights(int j, float w, int block, float (&x)[kEach]) const {
-    const int64_t first = int64_t{block} * kBlock;
-    const Row of_target = target_row(j);
-    const RowStats p = row(j);
-    Rows::load(of_target, block, x);
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) x[i] = w * probability(x[i], p);
-    if (!has_q()) {
-      const int64_t one = work.drafts(b)[j] - first;
-#pragma unroll
-      for (int i = 0; i < kEach; ++i) x[i] = place_of(i) == one ? residual(x[i], 1.0f) : x[i];
-    } else {
-      const RowStats q = q_of(j);
-      const Row of_draft = draft_row(j);
-      float y[kEach];
-      if (!Rows::kAny || of_draft.d2t == nullptr) {
-        Rows::load(of_draft, block, y);
-      } else {
-        load_mapped(of_draft, first, y);
-      }
-#pragma unroll
-      for (int i = 0; i < kEach; ++i) x[i] = residual(x[i], probability(y[i], q));
-    }
+  // By a warp: the mass of max(0, w p - q) in a block of row j, which has a draft.
+  SPECDEC_DEVICE float residual_mass(int j, float w, int block) const {
+    const RowStats of_p = row(j), of_q = has_q() ? q_of(j) : RowStats{0.0f, 0.0f, -INFINITY, 0.0f};
+    const typename Rows::Block p = Rows::load(target_row(j), block);
+    // Of a one-hot q, the draft has the logit 0, and no other token any.
+    const typename Rows::Block q =
+        has_q() ? load_q(j, block) : Rows::Block::only(work.drafts(b)[j] - int64_t{block} * kBlock);
+    const auto weight = [&](int i) { return residual(w * probability(p[i], of_p), probability(q[i], of_q)); };
     float even = 0.0f, odd = 0.0f;
 #pragma unroll
-    for (int i = 0; i < kEach; i += 2) even += x[i], odd += x[i + 1];
+    for (int i = 0; i < kEach; i += 2) even += weight(i), odd += weight(i + 1);
     return simt::reduce(even + odd, Sum());
+  }
+
+  // The weight of a token of row j: in max(0, w p - q), or in p.
+  SPECDEC_DEVICE float token_weight(int j, float w, bool in_residual, int64_t token) const {
+    const float p = w * probability(Rows::logit(target_row(j), token), row(j));
+    if (!in_residual) return p;
+    if (!has_q()) return residual(p, token == work.drafts(b)[j] ? 1.0f : 0.0f);
+    return residual(p, probability(draft_logit(j, token), q_of(j)));
+  }
+
+  // By a warp: the logits in draft row j of a block of the target's tokens.
+  SPECDEC_DEVICE typename Rows::Block load_q(int j, int block) const {
+    const Row row = draft_row(j);
+    if constexpr (Rows::kAny) {
+      if (row.d2t != nullptr) return load_mapped(row, int64_t{block} * kBlock);
+    }
+    return Rows::load(row, block);
   }
 
   // The logits in a draft row over a reduced vocabulary of the target's tokens from `first` on; -inf for those that it
   // lacks.
-  SPECDEC_DEVICE void load_mapped(const Row& row, int64_t first, float (&y)[kEach]) const {
+  SPECDEC_DEVICE Any::Block load_mapped(const Row& row, int64_t first) const {
+    Any::Block q;
     const int64_t begin = first_from(row.d2t, row.size, first);
     const int64_t size = first_from(row.d2t, row.size, first + kBlock) - begin;
 #pragma unroll
@@ -198,10 +199,11 @@ struct Sequence {
 #pragma unroll
       for (int e = 0; e < kVector; ++e) {
         const bool there = at < begin + size && row.d2t[at] == first + place_of(i + e);
-        y[i + e] = there ? Rows::logit(row, at) : -INFINITY;
+        q.x[i + e] = there ? Rows::logit(row, at) : -INFINITY;
         at += there;
       }
     }
+    return q;
   }
 
   // Rule `block`: the longest prefix whose joint ratio is 1, which is kept whatever the residuals are.

@@ -23,10 +23,9 @@ SPECDEC_KERNEL(sums_kernel, kSumsThreads, (Rows::kAny ? 1 : 2), StepWork) {
     if (s.examined(j).state != kRecover) return;
 #pragma unroll 1
     for (int block = part; block < params.n; block += simt::blocks_x() * warps) {
-      float weights[kEach];
-      const float sum = s.residual_weights(j, w, block, weights);
+      const float mass = s.residual_mass(j, w, block);
       if (lane() == 0) {
-        simt::write(&params.scratch.masses[(s.b * params.k() + j) * params.n + block], sum);
+        simt::write(&params.scratch.masses[(s.b * params.k() + j) * params.n + block], mass);
       }
     }
   });
