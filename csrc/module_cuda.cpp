@@ -42,9 +42,8 @@ PyObject* build(PyObject*, PyObject*) {
       "runtime=" SPECDEC_STRING(CUDART_VERSION) ";architectures=" SPECDEC_STRING(SPECDEC_CUDA_ARCHITECTURES));
 }
 
-PyMethodDef methods[] = {
-    {"build", build, METH_NOARGS, "key=value pairs, separated by ';'"},
-    {nullptr, nullptr, 0, nullptr}};
+PyMethodDef methods[] = {{"build", build, METH_NOARGS, "key=value pairs, separated by ';'"},
+                         {nullptr, nullptr, 0, nullptr}};
 PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C_cuda", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
 
 }  // namespace

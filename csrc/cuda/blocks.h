@@ -18,9 +18,7 @@ SPECDEC_DEVICE int warp() { return static_cast<int>(static_cast<uint32_t>(simt::
 SPECDEC_DEVICE int num_warps() { return static_cast<int>(static_cast<uint32_t>(simt::num_threads()) / kWarp); }
 
 // The index within the block of a thread's i-th logit.
-SPECDEC_DEVICE int place_of(int i) {
-  return i / kVector * (kVector * kWarp) + lane() * kVector + i % kVector;
-}
+SPECDEC_DEVICE int place_of(int i) { return i / kVector * (kVector * kWarp) + lane() * kVector + i % kVector; }
 
 SPECDEC_HD int blocks_of(int64_t logits) { return static_cast<int>((logits + kBlock - 1) / kBlock); }
 
@@ -34,7 +32,9 @@ struct Float32 {
   SPECDEC_DEVICE static uint32_t larger(uint32_t a, uint32_t b) {
     return as_bits(simt::larger(as_float(a), as_float(b)));
   }
-  SPECDEC_DEVICE static uint32_t bits(const char* data, int64_t i) { return reinterpret_cast<const uint32_t*>(data)[i]; }
+  SPECDEC_DEVICE static uint32_t bits(const char* data, int64_t i) {
+    return reinterpret_cast<const uint32_t*>(data)[i];
+  }
 };
 
 struct BFloat16 {
@@ -43,7 +43,9 @@ struct BFloat16 {
   static constexpr uint32_t kLowest = 0xff80ff80u;
   SPECDEC_DEVICE static float logit(uint32_t word, int i) { return as_float(i == 0 ? word << 16 : word & 0xffff0000u); }
   SPECDEC_DEVICE static uint32_t larger(uint32_t a, uint32_t b) { return simt::larger_bfloat16(a, b); }
-  SPECDEC_DEVICE static uint32_t bits(const char* data, int64_t i) { return reinterpret_cast<const uint16_t*>(data)[i]; }
+  SPECDEC_DEVICE static uint32_t bits(const char* data, int64_t i) {
+    return reinterpret_cast<const uint16_t*>(data)[i];
+  }
 };
 
 struct Float16 {
@@ -54,7 +56,9 @@ struct Float16 {
     return simt::half_to_float(i == 0 ? word & 0xffffu : word >> 16);
   }
   SPECDEC_DEVICE static uint32_t larger(uint32_t a, uint32_t b) { return simt::larger_float16(a, b); }
-  SPECDEC_DEVICE static uint32_t bits(const char* data, int64_t i) { return reinterpret_cast<const uint16_t*>(data)[i]; }
+  SPECDEC_DEVICE static uint32_t bits(const char* data, int64_t i) {
+    return reinterpret_cast<const uint16_t*>(data)[i];
+  }
 };
 
 // Calls function(format).
@@ -185,8 +189,8 @@ struct Larger {
 };
 
 // By a warp: the sum of the weights of its logits relative to the largest. The order of additions is the same for every
-// format and address. x(i) is this thread's i-th logit. `scale`: log2(e) / temperature. One operation a logit makes its exponent; what the offset lost by
-// rounding, which is the same for all, is made good at the end.
+// format and address. x(i) is this thread's i-th logit. `scale`: log2(e) / temperature. One operation a logit makes its
+// exponent; what the offset lost by rounding, which is the same for all, is made good at the end.
 template <class Values>
 SPECDEC_DEVICE float sum_of_weights(const Values& x, float max, float scale) {
   const float reference = max == -INFINITY ? 0.0f : max, offset = -reference * scale;

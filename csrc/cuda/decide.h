@@ -1,9 +1,10 @@
-// The last launch of speculative_step: a block of threads takes a sequence. It finds out how many drafts are kept, draws
-// the token after them, and writes the outputs.
+// The last launch of speculative_step: a block of threads takes a sequence. It finds out how many drafts are kept,
+// draws the token after them, and writes the outputs.
 //
 // A token that is recovered comes from the residual max(0, w p - q), first from one of its blocks of logits. A block's
-// mass there is at most w times that in p, which is known. So blocks are visited in the order in which they lead the race
-// by these bounds, until none can win any more: five of 126 on average, and the winner is that of the race over all.
+// mass there is at most w times that in p, which is known. So blocks are visited in the order in which they lead the
+// race by these bounds, until none can win any more: five of 126 on average, and the winner is that of the race over
+// all.
 #pragma once
 
 #include "race.h"
@@ -21,8 +22,8 @@ struct Emitted {
   int32_t status;
 };
 
-// By the threads of a block: the blocks of row j race by their masses in w p. Leaves their noise and scores in memory, and
-// returns the best of this thread's.
+// By the threads of a block: the blocks of row j race by their masses in w p. Leaves their noise and scores in memory,
+// and returns the best of this thread's.
 template <class Rows>
 SPECDEC_DEVICE Candidate race_of_blocks(const Sequence<Rows>& s, int j, float w) {
   const RowStats p = s.row(j);
@@ -178,6 +179,7 @@ SPECDEC_DEVICE Emitted decide_by_favourites(const Sequence<Rows>& s) {
   }
   simt::sync_block();
   Emitted end = {0, -1, 0};
+#pragma unroll 1
   while (true) {
     const int32_t fault = row_fault(s.row(end.accepted).max);
     int32_t flags = 0;
@@ -195,8 +197,8 @@ SPECDEC_DEVICE void write_log_probs(const Sequence<Rows>& s, int i, int64_t toke
   float log_p = NAN, raw_log_p = NAN;
   if (token >= 0) {
     const Row row = s.target_row(i);
-    const RowStats raw =
-        merged(s.work.scratch.raw + (s.b * s.work.emitting() + i) * s.work.n, s.work.n, 1.0f, kLog2e), p = s.row(i);
+    const RowStats raw = merged(s.work.scratch.raw + (s.b * s.work.emitting() + i) * s.work.n, s.work.n, 1.0f, kLog2e),
+                   p = s.row(i);
     const float of_token = Rows::raw_logit(row, token);
     raw_log_p = of_token - raw.lse;
     log_p = s.greedy() ? 0.0f
@@ -215,6 +217,7 @@ SPECDEC_DEVICE void write_step(const Sequence<Rows>& s, const Emitted& end) {
   const auto emitted = [&](int i) {
     return i < end.accepted ? s.work.drafts(s.b)[i] : i == end.accepted ? end.token : int64_t{-1};
   };
+#pragma unroll 1
   for (int i = simt::thread(); i < rows; i += simt::num_threads()) params.tokens[s.b * rows + i] = emitted(i);
   if (simt::thread() == 0) {
     params.num_accepted[s.b] = end.accepted;
@@ -230,7 +233,7 @@ SPECDEC_DEVICE void write_step(const Sequence<Rows>& s, const Emitted& end) {
 // Grid: one, sequences.
 template <class Rows, int kRule>
 SPECDEC_KERNEL(decide_kernel, kDecideThreads<Rows>, (Rows::kSmall ? 2 : 1), StepWork) {
-  const Sequence<Rows> s(params, params.first + simt::block_y());
+  const Sequence<Rows> s(params, params.first + simt::block_y(), kSumsBlocks);
   const bool by_ratios = kRule != kRuleCoupled && !s.greedy();
   if (by_ratios) s.look_at_drafts();
   simt::wait_for_launch_before();

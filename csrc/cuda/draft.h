@@ -26,7 +26,8 @@ SPECDEC_KERNEL(draft_kernel, kDraftThreads, 2, DraftWork) {
   const Row row = params.row(b, 0);
   const Noise noise = params.noise(b, 0);
   const float temperature = params.params.sampling.temperature[b];
-  const float inverse_temperature = temperature == 0.0f ? 0.0f : 1.0f / temperature, scale = inverse_temperature * kLog2e;
+  const float inverse_temperature = temperature == 0.0f ? 0.0f : 1.0f / temperature,
+              scale = inverse_temperature * kLog2e;
   const int n = params.n;
   const Scratch& scratch = params.scratch;
   const Stats* stats = scratch.stats + params.place(b, 0);

@@ -8,8 +8,8 @@ namespace specdec::cuda {
 
 constexpr int kMeasureThreads = 256;  // at most
 
-// By a warp: the largest of its logits; writes those of the block's parts as well, if they are wanted. `largest`: of this
-// thread's logits.
+// By a warp: the largest of its logits; writes those of the block's parts as well, if they are wanted. `largest`: of
+// this thread's logits.
 SPECDEC_DEVICE float max_of_warp(float largest, float* parts) {
   largest = simt::reduce<1, 4>(largest, Larger());
   if (parts != nullptr && lane() % (kWarp / kParts) == 0) simt::write(&parts[lane() / (kWarp / kParts)], largest);
@@ -55,7 +55,8 @@ SPECDEC_KERNEL(measure_kernel, kMeasureThreads, (Format::kInWord == 2 ? 5 : 4), 
   const uint32_t largest = x.max();
   const float max = max_of_warp(simt::larger(Format::logit(largest, 0), Format::logit(largest, Format::kInWord - 1)),
                                 kFilters ? params.parts + place * kParts : nullptr);
-  const float sum = sum_of_weights([&](int k) { return x[k]; }, max, temperature == 0.0f ? 0.0f : simt::quotient(kLog2e, temperature));
+  const float sum = sum_of_weights([&](int k) { return x[k]; }, max,
+                                   temperature == 0.0f ? 0.0f : simt::quotient(kLog2e, temperature));
   if (lane() == 0) simt::write(&params.stats[place], Stats{max, sum});
 }
 
@@ -87,7 +88,8 @@ SPECDEC_KERNEL(measure_any_kernel, kMeasureThreads, 2, Work) {
   const float temperature = params.params.sampling.temperature[b];
   const int64_t place = params.place(b, i) + block;
   const float max = max_of_warp(max_of(x), scratch.parts == nullptr ? nullptr : scratch.parts + place * kParts);
-  const float sum = sum_of_weights([&](int k) { return x[k]; }, max, temperature == 0.0f ? 0.0f : simt::quotient(kLog2e, temperature));
+  const float sum = sum_of_weights([&](int k) { return x[k]; }, max,
+                                   temperature == 0.0f ? 0.0f : simt::quotient(kLog2e, temperature));
   if (lane() == 0) simt::write(&scratch.stats[place], Stats{max, sum});
 }
 

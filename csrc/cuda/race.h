@@ -1,5 +1,5 @@
-// Rule `coupled` only, before deciding: every token races with the noise of its id and absolute position, which draft and
-// target share. A block of threads takes a block of logits. It is bound by random numbers, one for each token.
+// Rule `coupled` only, before deciding: every token races with the noise of its id and absolute position, which draft
+// and target share. A block of threads takes a block of logits. It is bound by random numbers, one for each token.
 #pragma once
 
 #include "work.h"

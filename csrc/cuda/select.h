@@ -1,11 +1,11 @@
 // With filters, between measuring and deciding: the cutoff of top-k, top-p and min-p, the masses of what they keep, and
 // lse. A block of threads takes a row.
 //
-// Nothing is sorted. An interval that holds the cutoff becomes smaller and smaller: a histogram says which of its bins the
-// cutoff is in, and the next interval is between the smallest and the largest logit in that bin, until these are equal.
-// The first bins are linear in the logits, so that flat and peaked rows spread over them, and the next ones in the
-// logits' bits, so that few histograms suffice whatever the logits are. As soon as a list has room for the logits of the
-// interval, the row is not read any more. A cheap lower bound leaves few candidates in most rows.
+// Nothing is sorted. An interval that holds the cutoff becomes smaller and smaller: a histogram says which of its bins
+// the cutoff is in, and the next interval is between the smallest and the largest logit in that bin, until these are
+// equal. The first bins are linear in the logits, so that flat and peaked rows spread over them, and the next ones in
+// the logits' bits, so that few histograms suffice whatever the logits are. As soon as a list has room for the logits
+// of the interval, the row is not read any more. A cheap lower bound leaves few candidates in most rows.
 //
 // Masses are integers, so the order of additions does not matter.
 #pragma once
@@ -208,10 +208,11 @@ struct Selection {
     for (int i = simt::thread(); i < all; i += simt::num_threads()) {
       const float mine = simt::read(&parts[i]);
       int rank = 0;
-#pragma unroll 4
-      for (int other = 0; other < all; ++other) {
-        const float its = simt::read(&parts[other]);
-        rank += its > mine || (its == mine && other < i);
+#pragma unroll 2
+      for (int other = 0; other < all; other += kParts) {
+        const Four its = Four::at(&parts[other]);
+#pragma unroll
+        for (int k = 0; k < kParts; ++k) rank += its.of[k] > mine || (its.of[k] == mine && other + k < i);
       }
       if (rank == k - 1) simt::write(&memory->bound, mine);
     }
@@ -259,12 +260,17 @@ struct SelectMemory {
 
 // Grid: rows, sequences.
 template <class Rows, class Work>
-SPECDEC_KERNEL(select_kernel, kSelectThreads, (Rows::kAny ? 1 : 3), Work) {
+SPECDEC_KERNEL(select_kernel, kSelectThreads,
+               (Rows::kAny     ? 1
+                : Rows::kSmall ? 3
+                               : 2),
+               Work) {
   simt::start_next_launch();
   const int i = simt::block_x(), n = params.blocks(i), warp = cuda::warp();
   const int64_t b = params.first + simt::block_y();
   const SamplingArguments& sampling = params.params.sampling;
-  const float temperature = sampling.temperature[b], inverse_temperature = temperature == 0.0f ? 0.0f : 1.0f / temperature;
+  const float temperature = sampling.temperature[b],
+              inverse_temperature = temperature == 0.0f ? 0.0f : 1.0f / temperature;
   const float scale = inverse_temperature * kLog2e;
   const Filters filters = filters_of(sampling, b);
   if (!params.used(b, i)) return;

@@ -5,40 +5,6 @@
 
 namespace specdec::cuda {
 
-// What becomes of a sequence at a row where its kept drafts end.
-enum State : int32_t {
-  kDone = 0,     // nothing is left to do
-  kDraw = 1,     // a token is to be drawn from p
-  kRecover = 2,  // a token is to be drawn from max(0, w p - q)
-};
-
-// Of a row's draft: the logit under p, that under q or its log-probability, and the random number that tests it.
-// `flags`: Status. `state`: of the sequence, if no more drafts are kept.
-struct alignas(16) Examined {
-  float p, q;
-  float u;
-  int16_t flags, state;
-
-  SPECDEC_DEVICE bool possible() const { return state == kRecover && q > -INFINITY; }
-};
-
-// The shared memory of a block that decides a sequence, or sums its residuals.
-struct StepMemory {
-  Slots* slots;
-  RowStats* rows;      // [rows]
-  Examined* examined;  // [K+1]
-  float* total;        // [K] masses of residuals
-  int64_t* favourite;  // [K+1] the tokens that the target picks (greedy, and rule `coupled`)
-  float *score, *noise;  // [n], the scores padded to fours
-  int32_t* order;      // [n] blocks of logits, in the order in which they are visited
-
-  SPECDEC_HD static StepMemory cut(Arena& arena, int rows, int k, int n) {
-    return {arena.take<Slots>(1),    arena.take<RowStats>(rows), arena.take<Examined>(k + 1),
-            arena.take<float>(k),    arena.take<int64_t>(k + 1), arena.take<float>(n + 3),   arena.take<float>(n),
-            arena.take<int32_t>(n)};
-  }
-};
-
 // What every thread of a block knows of its sequence.
 template <class Rows>
 struct Sequence {
@@ -48,9 +14,14 @@ struct Sequence {
   int limit;  // how many of its drafts count
   float temperature, inverse_temperature, scale;
 
-  SPECDEC_DEVICE Sequence(const StepWork& work, int64_t b)
+  // `copy`: of the memory, for this block of threads.
+  SPECDEC_DEVICE Sequence(const StepWork& work, int64_t b, int copy)
       : work(work), b(b), limit(work.limit(b)), temperature(work.params.sampling.temperature[b]) {
-    Arena arena(simt::shared_memory());
+    const int64_t at = (b * kStepMemories + copy) * work.memory_size();
+    // Kernels for plain rows need not ask, so that their compiler sees that it is shared memory.
+    char* memory_of_block = simt::shared_memory();
+    if (Rows::kAny && work.scratch.own != nullptr) memory_of_block = work.scratch.own + at;
+    Arena arena(memory_of_block);
     memory = StepMemory::cut(arena, work.rows(), work.k(), work.n);
     inverse_temperature = temperature == 0.0f ? 0.0f : 1.0f / temperature;
     scale = inverse_temperature * kLog2e;
@@ -107,8 +78,8 @@ struct Sequence {
     }
   }
 
-  // By the threads of a block, when rows are measured: their statistics, and then what they say of the drafts. Ends with
-  // a barrier.
+  // By the threads of a block, when rows are measured: their statistics, and then what they say of the drafts. Ends
+  // with a barrier.
   SPECDEC_DEVICE void merge_rows(bool examines) const {
     const int warp = cuda::warp(), warps = num_warps(), k = work.k();
     const int of_drafts = weighs_drafts(params()) && !greedy() ? limit : 0;

@@ -1,6 +1,6 @@
-// The launches of both operations, in their order: measure, select with filters, sums with rule `block` or race with rule
-// `coupled`, decide. Which kernel each is depends on the call alone. `launch(kernel, params, grid)` is a stream's on a
-// GPU (launch.h), and runs fibers in tests.
+// The launches of both operations, in their order: measure, select with filters, sums with rule `block` or race with
+// rule `coupled`, decide. Which kernel each is depends on the call alone. `launch(kernel, params, grid)` is a stream's
+// on a GPU (launch.h), and runs fibers in tests.
 #pragma once
 
 #include "decide.h"
@@ -78,7 +78,8 @@ template <class Work, class Launch>
 void measure_any(const Work& work, int64_t sequences, const Launch& launch) {
   constexpr int kThreads = 128, kWarps = kThreads / kWarp;
   const int most = work.blocks(0) > work.blocks(work.rows() - 1) ? work.blocks(0) : work.blocks(work.rows() - 1);
-  launch(measure_any_kernel<Work>, work, Grid{(most + kWarps - 1) / kWarps, sequences, work.rows(), kThreads, 0, false});
+  launch(measure_any_kernel<Work>, work,
+         Grid{(most + kWarps - 1) / kWarps, sequences, work.rows(), kThreads, 0, false});
 }
 
 template <class Work, class Launch>
@@ -141,15 +142,13 @@ void run_speculative_step(const SpeculativeStepParams& params, const Allocate& a
     }
     select(work, sequences, launch);
     race(work, sequences, launch);
-    Arena shared(nullptr);
-    StepMemory::cut(shared, work.rows(), work.k(), work.n);
+    const int64_t shared = work.scratch.own == nullptr ? work.memory_size() : 0;
     with_rows(work, [&](auto rows) {
       using Rows = decltype(rows);
-      constexpr int kSumsBlocks = 16;
       if (params.rule == kRuleBlock) {
-        launch(sums_kernel<Rows>, work, Grid{kSumsBlocks, sequences, 1, kSumsThreads, shared.size(), true});
+        launch(sums_kernel<Rows>, work, Grid{kSumsBlocks, sequences, 1, kSumsThreads, shared, true});
       }
-      const Grid grid = {1, sequences, 1, params.batch < 4 ? 256 : kDecideThreads<Rows>, shared.size(), true};
+      const Grid grid = {1, sequences, 1, params.batch < 4 ? 256 : kDecideThreads<Rows>, shared, true};
       switch (params.rule) {
         case kRuleToken:
           return launch(decide_kernel<Rows, kRuleToken>, work, grid);

@@ -1,6 +1,6 @@
-// Rule `block` only, between measuring and deciding: the masses of the residuals that decide how far drafts are kept. Of
-// eight rows, these are 1.3 on average: none up to the last prefix whose joint ratio is 1, and none whose draft fails
-// whatever the mass is.
+// Rule `block` only, between measuring and deciding: the masses of the residuals that decide how far drafts are kept.
+// Of eight rows, these are 1.3 on average: none up to the last prefix whose joint ratio is 1, and none whose draft
+// fails whatever the mass is.
 #pragma once
 
 #include "sequence.h"
@@ -13,7 +13,7 @@ constexpr int kSumsThreads = 256;
 template <class Rows>
 SPECDEC_KERNEL(sums_kernel, kSumsThreads, (Rows::kAny ? 1 : 2), StepWork) {
   simt::start_next_launch();
-  const Sequence<Rows> s(params, params.first + simt::block_y());
+  const Sequence<Rows> s(params, params.first + simt::block_y(), simt::block_x());
   if (s.greedy()) return;
   s.look_at_drafts();
   simt::wait_for_launch_before();

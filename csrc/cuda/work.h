@@ -1,5 +1,5 @@
-// What the launches of an operation share: its parameters, and the memory in which one launch leaves its results for the
-// next.
+// What the launches of an operation share: its parameters, and the memory in which one launch leaves its results for
+// the next.
 #pragma once
 
 #include "draws.h"
@@ -38,6 +38,7 @@ struct Scratch {
   RowStats* rows;    // [B, rows], by select; null without filters
   float* masses;     // [B, K, n] of residuals, by sums; null but with rule `block`
   Candidate* races;  // [B, K+1, n] the winner of each block, by race; null but with rule `coupled`
+  char* own;         // [B, kStepMemories, memory_size()] instead of shared memory, or null
 
   // What a sequence has: rows, of which K+1 can be emitted from, and blocks, n in each of these.
   static Scratch cut(Arena& arena, int64_t batch, int64_t rows, int64_t emitting, int64_t blocks, int64_t n,
@@ -86,7 +87,7 @@ struct DraftWork {
   }
   SPECDEC_HD bool adjusts() const { return params.sampling.has_table || params.allowed.words != nullptr; }
   // Whether kernels for plain rows can do it.
-  SPECDEC_HD bool plain() const { return !adjusts(); }
+  bool plain() const { return !adjusts(); }
   SPECDEC_HD LogitRows logits() const { return {params.logits, params.dtype, params.row_stride, 0, params.vocabulary}; }
   SPECDEC_HD Dtype dtype() const { return params.dtype; }
   SPECDEC_HD bool whole_vectors() const { return aligned(logits()); }
@@ -114,12 +115,51 @@ struct DraftWork {
   }
 };
 
+// What becomes of a sequence at a row where its kept drafts end.
+enum State : int32_t {
+  kDone = 0,     // nothing is left to do
+  kDraw = 1,     // a token is to be drawn from p
+  kRecover = 2,  // a token is to be drawn from max(0, w p - q)
+};
+
+// Of a row's draft: the logit under p, that under q or its log-probability, and the random number that tests it.
+// `flags`: Status. `state`: of the sequence, if no more drafts are kept.
+struct alignas(16) Examined {
+  float p, q;
+  float u;
+  int16_t flags, state;
+
+  SPECDEC_DEVICE bool possible() const { return state == kRecover && q > -INFINITY; }
+};
+
+// The memory of a block that decides a sequence, or sums its residuals. It is shared memory, but where a step has
+// thousands of drafts.
+struct StepMemory {
+  Slots* slots;
+  RowStats* rows;        // [rows]
+  Examined* examined;    // [K+1]
+  float* total;          // [K] masses of residuals
+  int64_t* favourite;    // [K+1] the tokens that the target picks (greedy, and rule `coupled`)
+  float *score, *noise;  // [n], the scores padded to fours
+  int32_t* order;        // [n] blocks of logits, in the order in which they are visited
+
+  SPECDEC_HD static StepMemory cut(Arena& arena, int rows, int k, int n) {
+    return {arena.take<Slots>(1), arena.take<RowStats>(rows), arena.take<Examined>(k + 1),
+            arena.take<float>(k), arena.take<int64_t>(k + 1), arena.take<float>(n + 3),
+            arena.take<float>(n), arena.take<int32_t>(n)};
+  }
+};
+
+constexpr int64_t kMostShared = 40 << 10;
+// Blocks of a sequence that have such memory at the same time.
+constexpr int kSumsBlocks = 16, kStepMemories = kSumsBlocks + 1;
+
 SPECDEC_HD bool weighs_drafts(const SpeculativeStepParams& params) {
   return params.draft.data != nullptr && params.draft_lse == nullptr && params.rule != kRuleCoupled;
 }
 
-// The same of speculative_step. Rows 0 .. K are the target's; those after them the draft's, if they are weighed, that is,
-// if their statistics were not handed over.
+// The same of speculative_step. Rows 0 .. K are the target's; those after them the draft's, if they are weighed, that
+// is, if their statistics were not handed over.
 struct StepWork {
   SpeculativeStepParams params;
   Scratch scratch;
@@ -130,14 +170,23 @@ struct StepWork {
     return {params, {}, 0, blocks_of(params.vocabulary), blocks_of(params.draft.vocabulary)};
   }
   Scratch cut(Arena& arena) const {
-    return Scratch::cut(arena, params.batch, rows(), emitting(), place(1, 0), n, params.sampling.filters != nullptr,
-                        params.log_probs != nullptr, params.rule == kRuleBlock, params.rule == kRuleCoupled);
+    Scratch scratch =
+        Scratch::cut(arena, params.batch, rows(), emitting(), place(1, 0), n, params.sampling.filters != nullptr,
+                     params.log_probs != nullptr, params.rule == kRuleBlock, params.rule == kRuleCoupled);
+    if (memory_size() > kMostShared) scratch.own = arena.take<char>(params.batch * kStepMemories * memory_size());
+    return scratch;
+  }
+  SPECDEC_HD int64_t memory_size() const {
+    Arena arena(nullptr);
+    StepMemory::cut(arena, rows(), k(), n);
+    return arena.size();
   }
   SPECDEC_HD bool adjusts() const { return params.sampling.has_table || params.allowed.words != nullptr; }
-  SPECDEC_HD bool plain() const {
+  // Whether kernels for plain rows can do it.
+  bool plain() const {
     const bool other_q = params.rule != kRuleCoupled && params.draft.data != nullptr &&
                          (params.draft.dtype != params.target.dtype || params.d2t != nullptr);
-    return !adjusts() && !other_q && params.log_probs == nullptr;
+    return !adjusts() && !other_q && params.log_probs == nullptr && memory_size() <= kMostShared;
   }
   SPECDEC_HD Dtype dtype() const { return params.target.dtype; }
   SPECDEC_HD bool whole_vectors() const {
@@ -158,18 +207,24 @@ struct StepWork {
     const int64_t asked = params.num_drafts[b];
     return asked < 0 ? 0 : asked > k() ? k() : static_cast<int>(asked);
   }
-  // Whether drafts lead to a row of the target; whether q is needed of a row of the draft. Greedy sequences treat drafts
-  // as one-hot.
+  // Whether drafts lead to a row of the target; whether q is needed of a row of the draft. Greedy sequences treat
+  // drafts as one-hot.
   SPECDEC_DEVICE bool used(int64_t b, int i) const {
     if (i == 0) return true;
     const int last = limit(b);
     return i <= k() ? i <= last : i - k() - 1 < last && params.sampling.temperature[b] != 0.0f;
   }
   SPECDEC_DEVICE Row row_of(const LogitRows& rows, const int64_t* d2t, int64_t b, int j, int64_t mask) const {
-    return {rows.row(b, j),     rows.dtype, rows.vocabulary,
-            d2t,                &params.sampling,
-            b,                  params.position[b],
-            drafts(b),          j,          params.allowed.row(mask, d2t)};
+    return {rows.row(b, j),
+            rows.dtype,
+            rows.vocabulary,
+            d2t,
+            &params.sampling,
+            b,
+            params.position[b],
+            drafts(b),
+            j,
+            params.allowed.row(mask, d2t)};
   }
   SPECDEC_DEVICE Row target_row(int64_t b, int j) const {
     return row_of(params.target, nullptr, b, j, params.mask_of_target(b, j));
@@ -216,7 +271,7 @@ template <class Rows>
 SPECDEC_DEVICE int64_t argmax(const Row& row, const Stats* stats, int n, float max) {
   const int64_t begin = int64_t{block_of_max(stats, n, max)} * kBlock;
   Candidate first = 0;
-#pragma unroll 4
+#pragma unroll 2
   for (int i = lane(); i < kBlock; i += kWarp) {
     const bool found = begin + i < row.size && Rows::logit(row, begin + i) == max;
     if (found) first = Better()(first, candidate(1.0f, static_cast<uint32_t>(i)));

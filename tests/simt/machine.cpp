@@ -216,7 +216,8 @@ bool ordered(const Seen::By& before) {
 template <class Where>
 void check(const Seen::By& before, const char* what, const Where& where) {
   if (!before.any || ordered(before)) return;
-  if (before.block != block_number) fail(std::string("race: a block ") + what + " another block of the launch" + where());
+  if (before.block != block_number)
+    fail(std::string("race: a block ") + what + " another block of the launch" + where());
   fail("race: thread " + std::to_string(current->thread) + " " + what + " thread " + std::to_string(before.thread) +
        ", without a barrier between them" + where());
 }

@@ -24,7 +24,7 @@ const char* on_fibers(const Params& params, int threads, uint64_t seed, const Ru
     if (!fault.empty()) return;
     const int fewer = grid.threads < threads ? grid.threads : threads;
     cuda::Grid mine = grid;
-    if (grid.x * grid.threads > fewer && fewer < grid.threads && grid.shared == 0) {  // of a row's blocks, a warp each
+    if (!grid.after_ours) {  // measuring, where each warp of a row has a block of logits
       mine.x = (grid.x * grid.threads + fewer - 1) / fewer;
     }
     fault = simt::run({mine.x, mine.y, mine.z}, fewer, mine.shared, seed, [&] { kernel(its); });
