@@ -19,9 +19,9 @@ SPECDEC_KERNEL(race_kernel, kRaceThreads, 4, Work) {
   const int block = simt::block_x(), j = simt::block_z();
   const int64_t b = params.first + simt::block_y();
   const float temperature = params.params.sampling.temperature[b];
-  if (!params.used(b, j) || temperature == 0.0f) return;
   const Row row = params.row(b, j);
   simt::wait_for_launch_before();
+  if (!params.used(b, j) || temperature == 0.0f) return;
   const Scratch& scratch = params.scratch;
   const Stats* stats = scratch.stats + params.place(b, j);
   float max = -INFINITY, cutoff = -INFINITY;

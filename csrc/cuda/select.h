@@ -273,7 +273,6 @@ SPECDEC_KERNEL(select_kernel, kSelectThreads,
               inverse_temperature = temperature == 0.0f ? 0.0f : 1.0f / temperature;
   const float scale = inverse_temperature * kLog2e;
   const Filters filters = filters_of(sampling, b);
-  if (!params.used(b, i)) return;
   const Row row = params.row(b, i);
   const Scratch& scratch = params.scratch;
   Stats* stats = scratch.stats + params.place(b, i);
@@ -281,6 +280,7 @@ SPECDEC_KERNEL(select_kernel, kSelectThreads,
   Arena arena(simt::shared_memory());
   const SelectMemory memory = SelectMemory::cut(arena, n);
   simt::wait_for_launch_before();
+  if (!params.used(b, i)) return;
   for (int block = simt::thread(); block < n; block += simt::num_threads()) {
     simt::write(&memory.tops[block], simt::fresh(&stats[block]).max);
   }

@@ -53,7 +53,8 @@ SPECDEC_DEVICE void start_next_launch() {
 #endif
 }
 
-// Waits for the end of the launch before, and until what it wrote can be seen.
+// Waits for the end of the launch before, and until what it wrote can be seen. By every thread, also by those that have
+// nothing to do: only so does the end of this launch tell the next one that the launch before it has ended.
 SPECDEC_DEVICE void wait_for_launch_before() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -9,7 +9,6 @@ import torch
 from ..ops import handle
 from ..types import Backend
 
-
 OF_CUDA = ("draft_step", "speculative_step")  # the operations that it has; Triton has all of them on a GPU
 
 

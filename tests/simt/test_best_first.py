@@ -25,7 +25,9 @@ def check(inputs: StepInputs, threads: int = 64) -> SpeculativeStep:
 def test_any_number_of_blocks(blocks):
     """The last one is whole, has one logit, or some; a round visits fewer blocks than there are."""
     for less in (0, 1023, 301):
-        inputs = random_step(4, 1, 1024 * blocks - less, kind="opposite", stats=True, random_state=blocks, drafter="cpu")
+        inputs = random_step(
+            4, 1, 1024 * blocks - less, kind="opposite", stats=True, random_state=blocks, drafter="cpu"
+        )
         check(inputs, threads=(32, 96, 256)[blocks % 3])
 
 
@@ -49,8 +51,8 @@ def test_equal_rows_are_accepted():
 @pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize("threads", [32, 128])
 def test_a_residual_without_mass_accepts_the_draft(rule, threads):
-    """Of q, the lse that was handed over is a little smaller than p's, so that q > p everywhere. Every block is visited,
-    in several rounds, and then the draft is accepted; the next one is tested as always."""
+    """Of q, the lse that was handed over is smaller than p's, so that q > p everywhere. Every block is visited, in
+    several rounds, and then the draft is accepted; the next one is tested as always."""
     inputs = random_step(24, 3, 5000, stats=True, rule=rule, drafter="cpu")
     cutoff, lse = inputs.draft_stats
     inputs = inputs.replace(
