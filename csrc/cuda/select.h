@@ -16,6 +16,7 @@ namespace specdec::cuda {
 
 constexpr int kSelectThreads = 256;
 constexpr int kListed = 2 * kBins * kCopies;
+constexpr uint32_t kFew = 256;  // of listed logits
 // The integer mass of the largest logit. The masses of 4 million tokens add up to less than 2^64.
 constexpr float kUnit = 0x1p42f;
 constexpr float kLowestFinite = -0x1.fffffep127f;
@@ -28,8 +29,8 @@ struct SelectionMemory {
   uint64_t left;                                    // what the bin that was found must contribute
   uint32_t bin;                                     // the bin that was found
   uint32_t size;                                    // number of listed logits, which may be more than the list holds
-  float bound;
-  uint32_t list[kListed];  // logits in any order; before they fit, the copies of a histogram
+  uint32_t reach[2][kMostWarps];                    // how many logits a warp found to reach a bound
+  uint32_t list[kListed];                           // logits in any order; before they fit, the copies of a histogram
 };
 
 // The sum over the lanes before this one; `all` gets the sum over all lanes.
@@ -122,14 +123,18 @@ struct Selection {
     }
   }
 
+  // What a logit counts for.
+  SPECDEC_DEVICE uint64_t amount_of(float logit, bool masses) const {
+    return masses ? static_cast<uint64_t>(weight_of(logit, max, scale) * kUnit) : 1;
+  }
+
   // Makes the histogram of an interval: of the logits' masses or, if not `masses`, of their number.
   SPECDEC_DEVICE void count(const Bins& bins, bool in_list, bool masses) const {
     const Histogram<1> sums = {memory->sums};
     const Histogram<kCopies> copies = {memory->list};
     const auto add = [&](const auto& histogram, float logit) {
       if (!bins.interval.has(logit)) return;
-      const float mass = masses ? weight_of(logit, max, scale) * kUnit : 1.0f;
-      histogram.add(bins.bin(logit), static_cast<uint64_t>(mass));
+      histogram.add(bins.bin(logit), amount_of(logit, masses));
     };
     if (in_list) {
       sums.clear();
@@ -192,6 +197,7 @@ struct Selection {
       interval = gather(interval, &in_list);
       if (first && lowest <= low) listed = in_list;
       if (!(interval.low < interval.high)) return interval.low;
+      if (first && in_list && simt::read(&memory->size) <= kFew) return select_listed(interval, masses);
       const Bins bins = Bins::of(interval, first);
       count(bins, in_list, masses);
       if (simt::thread() < kWarp) find_bin(first, masses);
@@ -200,26 +206,51 @@ struct Selection {
     }
   }
 
-  // A lower bound of the k-th largest logit: the k-th largest of the parts' largest.
-  SPECDEC_DEVICE float bound_of(int64_t k) const {
-    const int all = n * kParts;
-    if (k > all) return -INFINITY;
+  // The same of an interval of a short list: every thread sums what lies above its logit.
+  SPECDEC_DEVICE float select_listed(Interval interval, bool masses) const {
+    const int size = static_cast<int>(simt::read(&memory->size));
+    float least = INFINITY;
 #pragma unroll 1
-    for (int i = simt::thread(); i < all; i += simt::num_threads()) {
-      const float mine = simt::read(&parts[i]);
-      int rank = 0;
-#pragma unroll 2
-      for (int other = 0; other < all; other += kParts) {
-        const Four its = Four::at(&parts[other]);
-#pragma unroll
-        for (int k = 0; k < kParts; ++k) rank += its.of[k] > mine || (its.of[k] == mine && other + k < i);
+    for (int i = simt::thread(); i < size; i += simt::num_threads()) {
+      const float mine = as_float(simt::read(&memory->list[i]));
+      uint64_t above = 0, all = 0;
+#pragma unroll 1
+      for (int other = 0; other < size; ++other) {
+        const float its = as_float(simt::read(&memory->list[other]));
+        const uint64_t amount = interval.has(its) ? amount_of(its, masses) : 0;
+        all += amount, above += its > mine ? amount : 0;
       }
-      if (rank == k - 1) simt::write(&memory->bound, mine);
+      const uint64_t wanted = wanted_of(all, masses);
+      const bool kept = interval.has(mine) && amount_of(mine, masses) > 0 && above < (wanted > 0 ? wanted : 1);
+      least = kept && mine < least ? mine : least;
     }
+    const auto smaller = [](float a, float b) { return a < b ? a : b; };
+    least = simt::reduce(least, smaller);
+    if (cuda::lane() == 0) simt::write(&memory->smallest[cuda::warp()], least);
     simt::sync_block();
-    const float bound = simt::read(&memory->bound);
+    least = simt::reduce(cuda::lane() < num_warps() ? simt::read(&memory->smallest[cuda::lane()]) : INFINITY, smaller);
     simt::sync_block();
-    return bound;
+    return least;
+  }
+
+  // A lower bound of the k-th largest logit: the k-th largest of the parts' largest, to 16 bits.
+  SPECDEC_DEVICE float bound_of(uint32_t k) const {
+    const uint32_t all = static_cast<uint32_t>(n * kParts);
+    if (k > all) return -INFINITY;
+    uint32_t key = 0;
+    int turn = 0;
+#pragma unroll 1
+    for (uint32_t bit = 1u << 31; bit >= 1u << 16; bit /= 2, turn ^= 1) {
+      uint32_t reach = 0;
+      for (uint32_t i = simt::thread(); i < all; i += simt::num_threads()) {
+        reach += ordered_key(simt::read(&parts[i])) >= (key | bit);
+      }
+      reach = simt::total(reach);
+      if (cuda::lane() == 0) simt::write(&memory->reach[turn][cuda::warp()], reach);
+      simt::sync_block();  // one is enough, as there are two places in turn
+      if (simt::total(cuda::lane() < num_warps() ? simt::read(&memory->reach[turn][cuda::lane()]) : 0) >= k) key |= bit;
+    }
+    return from_ordered_key(key);
   }
 };
 
@@ -229,7 +260,7 @@ SPECDEC_DEVICE float cutoff_of(Selection<Rows>& selection, Filters filters, floa
   const bool counts = filters.top_k > 0.0f, weighs = filters.top_p < 1.0f;
   float kept = -INFINITY;
   if (counts) {
-    selection.low = selection.bound_of(static_cast<int64_t>(filters.top_k));
+    selection.low = selection.bound_of(static_cast<uint32_t>(filters.top_k));
   } else if (weighs) {
     // All logits below this one together weigh less than 1 - top_p, so none of them is kept. Allows for rounding.
     const float share = (1.0f - filters.top_p) * sum / static_cast<float>(selection.row.size);

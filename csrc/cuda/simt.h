@@ -70,7 +70,8 @@ SPECDEC_DEVICE T shuffle(T value, int lane) {
 
 SPECDEC_DEVICE uint32_t ballot(bool value) { return __ballot_sync(0xffffffffu, value); }
 
-// The largest value of all lanes.
+// The sum and the largest of the values of all lanes.
+SPECDEC_DEVICE uint32_t total(uint32_t value) { return __reduce_add_sync(0xffffffffu, value); }
 SPECDEC_DEVICE uint32_t largest(uint32_t value) { return __reduce_max_sync(0xffffffffu, value); }
 
 // Combines the values of lanes pairwise, first of those at distance `first`, then of twice that, up to `last`. Lanes

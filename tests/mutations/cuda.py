@@ -113,7 +113,7 @@ MUTATIONS: list[Mutation] = [
         "tests/kernels/test_filters.py tests/kernels/test_parity.py -k cuda",
         {
             "cuda-histogram-counted-while-it-is-cleared": ("sums.clear();\n      simt::sync_block();", "sums.clear();"),
-            "cuda-bound-one-too-high": ("if (rank == k - 1)", "if (rank == (k > 1 ? k - 2 : 0))"),
+            "cuda-bound-one-too-high": (": 0) >= k) key |= bit;", ": 0) + 1 < k) key |= bit;"),
             "cuda-masses-of-what-filters-drop": ("return x[k] >= cutoff ? x[k] : -INFINITY;", "return x[k];"),
         },
     ),

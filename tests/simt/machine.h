@@ -91,6 +91,10 @@ T reduce(T value, Combine combine) {
   return of[thread() % 32];
 }
 
+inline uint32_t total(uint32_t value) {
+  return reduce(value, [](uint32_t a, uint32_t b) { return a + b; });
+}
+
 inline uint32_t largest(uint32_t value) {
   return reduce(value, [](uint32_t a, uint32_t b) { return a > b ? a : b; });
 }
