@@ -168,11 +168,10 @@ def measure_row(cases: Sequence[Case], drafts: str, bench: Bench) -> dict[str, o
     about: dict[str, dict] = {}
     unavailable: dict[str, str] = {}
     for case in cases:
-        inputs = logits.with_settings(case.filters, case.rule, case.launches)
+        inputs = logits.with_settings(case.filters, case.rule)
         about[case.name] = about_case(case, inputs, bench)
         suffix = f" {case.name}" if len(cases) > 1 else ""
-        backends = bench.backends if case.launches == "planned" else ["cuda"]
-        for backend, stats in itertools.product(backends, case.stats):
+        for backend, stats in itertools.product(bench.backends, case.stats):
             ours.append(Ours(f"{backend}{'+stats' if stats else ''}{suffix}", case, backend, stats, inputs))
             methods.append(inputs.method(ours[-1].name, backend, stats))
         others, absent = peer_methods(inputs, bench.compiler, case.peers)
@@ -281,7 +280,6 @@ def main(
     asked = batches and report.read_integers("batches", batches), dtypes and report.read_names("dtypes", dtypes, DTYPES)
     sizes = [text and report.read_integers(n, text) for n, text in (("vocabularies", vocabularies), ("drafts", drafts))]
     rows = rows_of(group, *asked, quick, *sizes)
-    rows = [row for row in rows if row[0].launches == "planned" or "cuda" in backends]
     compiling = (0.0 if quick else COMPILE_SECONDS[group]) if compile_seconds is None else compile_seconds
     most_sets = 4 if quick else MOST_SETS_OF_SETTINGS if group == "settings" else MOST_SETS
     seconds = (0.1 if quick else SECONDS[group]) if seconds is None else seconds

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import importlib
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -79,7 +77,6 @@ class Case:
     stats: tuple[bool, ...] = (False, True)  # whether the draft's (cutoff, lse) are handed over; each is timed
     peers: tuple[str, ...] | None = None  # the names of those that are timed beside it; None: all
     goal: dict[str, float] = field(default_factory=dict)  # what it is to reach on an H200, see README.md
-    launches: str = "planned"  # how backend cuda launches it: also fused or split, see docs/cuda.md
 
 
 FILTERS = {
@@ -97,9 +94,8 @@ def _goal(
     goal: dict[str, float],
     rule: str = "token",
     filters: str = "none",
-    launches: str = "planned",
 ) -> Case:
-    return Case(name, Shape(*shape, "bfloat16"), rule, FILTERS[filters], 0.8, (True,), goal=goal, launches=launches)
+    return Case(name, Shape(*shape, "bfloat16"), rule, FILTERS[filters], 0.8, (True,), goal=goal)
 
 
 def _setting(shape: Shape, rule: str, filters: str) -> Case:
@@ -110,7 +106,6 @@ def _setting(shape: Shape, rule: str, filters: str) -> Case:
 
 GOALS = (
     _goal("latency", (1, 5, 128256), {"seconds": 8e-6, "launches": 2}),
-    _goal("latency of one launch", (1, 5, 128256), {"seconds": 8e-6}, launches="fused"),
     _goal("few", (8, 5, 151936), {"seconds": 10e-6}),
     _goal("token", (32, 8, 128256), {"seconds": 25e-6}),
     _goal("block", (32, 8, 128256), {"seconds": 42e-6}, "block"),
@@ -159,20 +154,6 @@ def _quick(case: Case) -> Case:
     return replace(case, shape=Shape(min(shape.B, 2), shape.K, shape.V // 100, shape.dtype))
 
 
-@contextlib.contextmanager
-def launched_as(launches: str) -> Iterator[None]:
-    """Has backend cuda launch in this way."""
-    if launches == "planned":
-        yield
-        return
-    kernels = importlib.import_module("specdec_kernels._C_cuda")
-    kernels.launch_as(launches)
-    try:
-        yield
-    finally:
-        kernels.launch_as("planned")
-
-
 # ---- Random logits, and drafts drawn from them
 
 
@@ -181,7 +162,7 @@ class StepInputs:
 
     def __init__(self, shape: Shape, drafts: str, temperature: float, device: torch.device, most_sets: int):
         B, K, V = shape.B, shape.K, shape.V
-        self.shape, self.temperature, self.launches = shape, temperature, "planned"
+        self.shape, self.temperature = shape, temperature
         # What calls read must exceed the caches, and that is at least the target's rows up to a rejection.
         reached = B * shape.row_bytes * sum(ACCEPTANCE[drafts] ** i for i in range(K + 1))
         wanted = math.ceil(2 * cache_bytes(device) / reached)
@@ -216,10 +197,9 @@ class StepInputs:
             torch.stack([getattr(s, name) for s in steps], 1).view(N, B, K) for name in ("tokens", "cutoff", "lse")
         )
 
-    def with_settings(self, filters: dict[str, float], rule: str, launches: str = "planned") -> StepInputs:
-        """The same logits under these filters (SamplingParams' names), this rule and these launches."""
+    def with_settings(self, filters: dict[str, float], rule: str) -> StepInputs:
+        """The same logits under these filters (SamplingParams' names) and this rule."""
         inputs = copy.copy(self)
-        inputs.launches = launches
         for name in ("tokens_int32", "draft_float32", "draft_probs", "target_probs"):
             inputs.__dict__.pop(name, None)  # were made for other drafts and filters
         inputs._draw(filters, rule)
@@ -273,8 +253,7 @@ class StepInputs:
             noise = {"seed": self.seed[n], "position": self.position[i]}
             settings = {"params": self.params, "rule": self.rule, "backend": backend}
             given = (self.cutoff[n], self.lse[n]) if stats else None
-            with launched_as(self.launches):
-                return speculative_step(self.target[n], self.tokens[n], draft, **noise, **settings, draft_stats=given)
+            return speculative_step(self.target[n], self.tokens[n], draft, **noise, **settings, draft_stats=given)
 
         return run
 

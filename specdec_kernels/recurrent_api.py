@@ -16,12 +16,10 @@ from typing import NamedTuple
 
 import torch
 
-from .backends import operation, unavailable
+from .backends import operation
 from .types import Backend
 
 _CPU_DTYPES, _GPU_DTYPES = (torch.float32,), (torch.float32, torch.bfloat16, torch.float16)
-# The most that the CUDA kernels take (csrc/cuda/recurrent.h).
-_MOST_TAPS, _MOST_CHANNELS, _MOST_NUMBERS, _MOST_NODES = 16, 256, 256, 2048
 
 
 class Feed(NamedTuple):
@@ -131,7 +129,7 @@ def conv_window(
         )
     _check_feed(feed, x, rows)
     arguments = (window, x, weight, bias, silu, feed.start, feed.valid, feed.parents, feed.first_row)
-    return operation("conv_window", _backend(backend, x, weight.shape[1] <= _MOST_TAPS), x.device.type)(*arguments)
+    return operation("conv_window", _backend(backend, x), x.device.type)(*arguments)
 
 
 def delta_step(
@@ -176,8 +174,7 @@ def delta_step(
     _check("beta", beta, (n, columns, heads), of[3], held)
     _check_feed(feed, q, rows)
     arguments = (*state, q, k, v, g, beta, *_feed(feed), normalize)
-    native = dk <= _MOST_CHANNELS and _fits(feed)
-    return operation("delta_step", _backend(backend, q, native), q.device.type)(*arguments)
+    return operation("delta_step", _backend(backend, q), q.device.type)(*arguments)
 
 
 def ssd_step(
@@ -223,8 +220,7 @@ def ssd_step(
         _check("D", D, (heads,), D.dtype, held)
     _check_feed(feed, x, rows)
     arguments = (*state, x, dt, B, C, A, D, *_feed(feed))
-    native = numbers <= _MOST_NUMBERS and _fits(feed)
-    return operation("ssd_step", _backend(backend, x, native), x.device.type)(*arguments)
+    return operation("ssd_step", _backend(backend, x), x.device.type)(*arguments)
 
 
 def _state(shape: tuple[int, ...], like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -272,18 +268,8 @@ def _feed(feed: Feed) -> tuple[torch.Tensor | int | None, ...]:
     return feed.start, feed.commit, feed.valid, feed.parents, feed.first_row, feed.keep
 
 
-def _fits(feed: Feed) -> bool:
-    return feed.parents is None or feed.parents.shape[1] <= _MOST_NODES
-
-
-def _backend(backend: Backend | str, x: torch.Tensor, native: bool) -> Backend:
-    """``native``: whether the sizes are among those that native code for GPUs has. It is chosen before Triton, as for
-    the other operations; neither has been timed on a GPU."""
-    chosen, kind = Backend(backend), x.device.type
-    if chosen != Backend.AUTO:
-        return chosen
-    if x.dtype not in (_CPU_DTYPES if kind == "cpu" else _GPU_DTYPES):
+def _backend(backend: Backend | str, x: torch.Tensor) -> Backend:
+    chosen = Backend(backend)
+    if chosen == Backend.AUTO and x.dtype not in (_CPU_DTYPES if x.device.type == "cpu" else _GPU_DTYPES):
         return Backend.REFERENCE
-    if kind == "cpu" or native:
-        return Backend.AUTO
-    return Backend.TRITON if unavailable(Backend.TRITON, kind) is None else Backend.REFERENCE
+    return chosen

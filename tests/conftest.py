@@ -20,7 +20,7 @@ if not torch.cuda.is_available():
 import pytest  # noqa: E402
 import simt.kernels  # noqa: E402
 import typer.testing  # noqa: E402
-from support import BACKENDS, FAST_BACKENDS  # noqa: E402
+from support import BACKENDS, FAST_BACKENDS, TREE_BACKENDS  # noqa: E402
 
 if not torch.cuda.is_available():
     from support.interpreter import patch_once_a_launch
@@ -81,7 +81,7 @@ def fast_backend(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-@pytest.fixture(params=BACKENDS)
+@pytest.fixture(params=TREE_BACKENDS)
 def tree_backend(request: pytest.FixtureRequest) -> str:
     return request.param
 

@@ -1,7 +1,7 @@
 // Intervals of logits, the bins of equal width into which they are cut, and histograms.
 #pragma once
 
-#include "stats.h"
+#include "work.h"
 
 namespace specdec::cuda {
 
@@ -40,7 +40,7 @@ struct Bins {
 
   // By a warp: the smallest key in [first, last] of a bin <= `most`, which the bin of `last` is.
   SPECDEC_DEVICE uint32_t first_key(uint32_t most, uint32_t first, uint32_t last) const {
-    const uint32_t lane = simt::thread() % kWarp;
+    const uint32_t lane = cuda::lane();
 #pragma unroll 1
     while (first < last) {
       const uint32_t keys = last - first, step = keys / kWarp + 1;

@@ -1,8 +1,9 @@
-// Exponential races by a warp: among blocks, within a block, and the one-level race of rule `coupled`.
+// Exponential races by the threads of a block: among the blocks of a row, and among the tokens of a block.
 #pragma once
 
+#include "../core/accept.h"
 #include "../core/random.h"
-#include "stats.h"
+#include "blocks.h"
 
 namespace specdec::cuda {
 
@@ -29,98 +30,92 @@ struct Better {
   SPECDEC_HD Candidate operator()(Candidate a, Candidate b) const { return a > b ? a : b; }
 };
 
-// By a warp: the best of n candidates in memory.
-SPECDEC_DEVICE Candidate best_of(const Candidate* candidates, int n) {
-  Candidate best = 0;
-  for (int i = simt::thread() % kWarp; i < n; i += kWarp) best = Better()(best, simt::read(&candidates[i]));
-  return simt::reduce(best, Better());
+// By a warp: the best of its candidates.
+SPECDEC_DEVICE Candidate best_of_warp(Candidate mine) {
+  const uint32_t high = static_cast<uint32_t>(mine >> 32), best = simt::largest(high);
+  return uint64_t{best} << 32 | simt::largest(high == best ? static_cast<uint32_t>(mine) : 0u);
 }
 
-// w / E, without the detour that a division makes for 0.
-SPECDEC_DEVICE float score(float weight, float exponential) {
-  const float quotient = (weight > 0.0f ? weight : 1.0f) / exponential;
-  return weight > 0.0f ? quotient : 0.0f;
-}
-
-// A warp's part of a block: of the groups of four neighbours that a thread holds, those with a bit.
-struct Part {
-  uint32_t groups = 0xff;
-
-  // Every step-th group from `first` on.
-  SPECDEC_DEVICE static Part of(int first, int step) {
-    uint32_t groups = 0;
-    for (int group = first; group < kEach / 4; group += step) groups |= 1u << group;
-    return {groups};
-  }
-  SPECDEC_DEVICE bool has(int i) const { return groups >> i / 4 & 1; }
+// Of the shared memory of a block: what its warps tell each other. Two places in turn, so that one barrier is enough.
+constexpr int kMostWarps = 16;
+struct alignas(16) Slots {
+  Candidate best[2][kMostWarps];
 };
-static_assert(kEach / 4 == 8);
 
-// Draws an index in [0, n) by these weights; -1 if all are 0.
-SPECDEC_DEVICE int64_t race_among(const float* weights, int n, Noise noise, Stream stream) {
+// By the threads of a block: the best of their candidates. `turn`: 0, 1, 0, 1, ... in consecutive calls.
+SPECDEC_DEVICE Candidate best_of_block(Candidate mine, Slots* slots, int turn) {
+  mine = best_of_warp(mine);
+  if (lane() == 0) simt::write(&slots->best[turn][warp()], mine);
+  simt::sync_block();
+  return best_of_warp(lane() < num_warps() ? simt::read(&slots->best[turn][lane()]) : Candidate{0});
+}
+
+// The noise of an index, alone: one of four words.
+SPECDEC_DEVICE float exponential_of(uint32_t index, Noise noise, Stream stream) {
+  const Words words = philox(noise.seed, index / 4, noise.position, noise.offset, stream);
+  // Not word[index % 4], since an array with a variable index would lie in memory.
+  const uint32_t low = index % 2 == 0 ? words.word[0] : words.word[1],
+                 high = index % 2 == 0 ? words.word[2] : words.word[3];
+  return exponential(uniform(index % 4 < 2 ? low : high));
+}
+
+// Four tokens, the first of which has an index that is a multiple of four, race with the noise of these indices.
+SPECDEC_DEVICE Candidate race_of_four(const float (&weights)[4], uint32_t index, Noise noise, Stream stream) {
+  const Words words = philox(noise.seed, index / 4, noise.position, noise.offset, stream);
   Candidate best = 0;
-  for (int i = 4 * (simt::thread() % kWarp); i < n; i += 4 * kWarp) {
-    const Words words = philox(noise.seed, static_cast<uint32_t>(i / 4), noise.position, noise.offset, stream);
-    for (int k = 0; k < 4 && i + k < n; ++k) {
-      const float its = score(simt::read(&weights[i + k]), exponential(uniform(words.word[k])));
-      best = Better()(best, candidate(its, static_cast<uint32_t>(i + k)));
-    }
-  }
-  return index_of(simt::reduce(best, Better()));
-}
-
-// Whether a token of this weight can beat `best` with the smallest possible E, 2^-33.
-SPECDEC_HD bool can_beat(Candidate best, float weight) {
-  return weight > 0.0f && weight * 0x1.01p33f >= score_of(best);
-}
-
-// The best of `before` and of a part of a block whose weights the warp holds. A thread whose tokens cannot win draws no
-// random numbers; often no thread of the warp needs any.
-SPECDEC_DEVICE Candidate race_in_block(const float (&weights)[kEach], int block, Noise noise, Stream stream,
-                                       Candidate before, Part part = {}) {
-  Candidate best = before;
 #pragma unroll
-  for (int i = 0; i < kEach; i += 4) {
-    if (!part.has(i)) continue;
-    float largest = weights[i];
-    for (int k = 1; k < 4; ++k) largest = weights[i + k] > largest ? weights[i + k] : largest;
-    if (!can_beat(best, largest)) continue;
-    const uint32_t index = static_cast<uint32_t>(block) * kBlock + static_cast<uint32_t>(place_of(i));
-    const Words words = philox(noise.seed, index / 4, noise.position, noise.offset, stream);
-    for (int k = 0; k < 4; ++k) {
-      const float its = score(weights[i + k], exponential(uniform(words.word[k])));
-      best = Better()(best, candidate(its, index + static_cast<uint32_t>(k)));
-    }
+  for (uint32_t k = 0; k < 4; ++k) {
+    best = Better()(best, candidate(simt::quotient(weights[k], exponential(uniform(words.word[k]))), index + k));
   }
-  return simt::reduce(best, Better());
+  return best;
 }
 
-// The same with the noise of the target's ids. Each of them needs its own Philox call.
-SPECDEC_DEVICE Candidate race_by_target_ids(const float (&weights)[kEach], int block, const int64_t* d2t, Noise noise,
-                                            Candidate before) {
-  Candidate best = before;
-#pragma unroll
-  for (int i = 0; i < kEach; ++i) {
-    if (!can_beat(best, weights[i])) continue;
-    const uint32_t index = static_cast<uint32_t>(block) * kBlock + static_cast<uint32_t>(place_of(i));
-    const uint32_t id = static_cast<uint32_t>(d2t[index]);
-    const Words words = philox(noise.seed, id / 4, noise.position, noise.offset, kRace);
-    // Not word[id % 4], since an array with a variable index would lie in memory.
-    const uint32_t low = id % 2 == 0 ? words.word[0] : words.word[1],
-                   high = id % 2 == 0 ? words.word[2] : words.word[3];
-    const float its = score(weights[i], exponential(uniform(id % 4 < 2 ? low : high)));
-    best = Better()(best, candidate(its, index));
+// By the threads of a block: draws one of a block's 1024 tokens; its candidate, 0 if all weights are 0. A thread takes
+// four neighbours, whose weights weigh(index within the block, weights) computes.
+template <class Weigh>
+SPECDEC_DEVICE Candidate race_in_block(int block, Noise noise, Stream stream, Slots* slots, int turn,
+                                       const Weigh& weigh) {
+  Candidate best = 0;
+#pragma unroll 1
+  for (int place = 4 * simt::thread(); place < kBlock; place += 4 * simt::num_threads()) {
+    float weights[4];
+    weigh(place, weights);
+    best = Better()(best, race_of_four(weights, static_cast<uint32_t>(block * kBlock + place), noise, stream));
   }
-  return simt::reduce(best, Better());
+  return best_of_block(best, slots, turn);
 }
 
-// Turns the logits of a part of a block into weights relative to `max`, 0 below the cutoff.
-SPECDEC_DEVICE void weights_above(float (&x)[kEach], float max, float inverse_temperature, float cutoff,
-                                  Part part = {}) {
-#pragma unroll
-  for (int i = 0; i < kEach; ++i) {
-    if (part.has(i)) x[i] = x[i] >= cutoff ? weight_of(x[i], max, inverse_temperature) : 0.0f;
+// The weight of a logit relative to another one, by the GPU's own exponential; the one in core/softmax.h is for CPUs.
+SPECDEC_DEVICE float weight_of(float logit, float reference, float scale) {
+  return simt::exp2_of((logit - reference) * scale);
+}
+
+// The mass of a block relative to the row's largest logit.
+SPECDEC_DEVICE float mass_of(Stats block, float max, float scale) {
+  return block.sum * weight_of(block.max, max, scale);
+}
+
+// By the threads of a block: draws one of a row's n blocks by their masses; -1 if there is none.
+SPECDEC_DEVICE int race_among_blocks(const Stats* stats, int n, float max, float scale, Noise noise, Stream stream,
+                                     Slots* slots, int turn) {
+  Candidate best = 0;
+#pragma unroll 1
+  for (int block = simt::thread(); block < n; block += simt::num_threads()) {
+    const uint32_t index = static_cast<uint32_t>(block);
+    const float mass = mass_of(simt::fresh(&stats[block]), max, scale);
+    best = Better()(best, candidate(simt::quotient(mass, exponential_of(index, noise, stream)), index));
   }
+  return static_cast<int>(index_of(best_of_block(best, slots, turn)));
+}
+
+// By a warp: the first block that has the row's largest logit.
+SPECDEC_DEVICE int block_of_max(const Stats* stats, int n, float max) {
+  Candidate first = 0;
+#pragma unroll 1
+  for (int i = lane(); i < n; i += kWarp) {
+    if (simt::fresh(&stats[i]).max == max) first = Better()(first, candidate(1.0f, static_cast<uint32_t>(i)));
+  }
+  return static_cast<int>(index_of(best_of_warp(first)));
 }
 
 }  // namespace specdec::cuda

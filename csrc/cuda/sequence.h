@@ -1,233 +1,203 @@
-// A sequence in a step: its memory, rows and drafts.
+// A sequence in a step: its drafts, the weights of its residuals, and how far rule `block` keeps drafts.
 #pragma once
 
-#include <optional>
-
-#include "select.h"
-#include "statistics.h"
+#include "work.h"
 
 namespace specdec::cuda {
 
-// The state of a sequence at a row where its kept drafts end.
-enum State : int32_t {
-  kDone = 0,     // nothing is left to do
-  kDraw = 1,     // a token is to be drawn from p
-  kRecover = 2,  // a token is to be drawn from max(0, w p - q)
-};
-
-// What the test of a row's draft needs.
-struct Examined {
-  float log_p, log_q;  // of the draft, if state is kRecover. `look` stores its logits here until lse is known
-  float u;             // the random number that tests it
-  int16_t flags;       // Status
-  int16_t state;       // of the sequence, if no more drafts are kept
-
-  SPECDEC_HD bool possible() const { return state == kRecover && log_q > -INFINITY; }
-  SPECDEC_HD bool kept() const { return possible() && accept(u, log_p, log_q); }
-};
-
-// The memory of one sequence. Its rows are the target's K+1, then the draft's rows if they are weighed.
-struct StepMemory {
-  Ring ring;
-  float *max, *mass;              // [rows, blocks]
-  float *raw_max, *raw_sum;       // [K+1, blocks], of raw logits at temperature 1; null if not wanted
-  float *row_max, *lse, *cutoff;  // [rows]
-  Examined* examined;             // [K+1]
-  float* residual;                // [1 or K, blocks] masses; K rows with rule `block`
-  float* total;                   // [1 or K] sums of these
-  int64_t* favourite;             // [K+1] the tokens that the target picks (greedy, and rule `coupled`)
-  Candidate* best;                // [K+1, warps of the cluster], rule `coupled`
-  Candidate* drawn;               // [warps]
-  SelectionMemory* selection;
-  int n;  // blocks in a row
-
-  // The items that a sequence has, and the memory that it needs.
-  static Items items(const SpeculativeStepParams& params);
-  static StepMemory cut(Arena& arena, const SpeculativeStepParams& params, const Items& items, const Cut& cut);
-  // What is left to read when the rows are measured: a residual's two rows, or with rule `coupled` all of the target's.
-  static Items deciding(const SpeculativeStepParams& params, const Items& items);
-  Statistics statistics() const { return Statistics::of(max, mass, row_max); }
-  // The rows to measure, if that takes neither masks, bias and penalties nor raw logits.
-  static std::optional<StatisticsParams> to_measure(const SpeculativeStepParams& params);
-
-  SPECDEC_DEVICE StepMemory at(char* base) const {
-    return {ring.at(base),         moved(max, base),      moved(mass, base),      moved(raw_max, base),
-            moved(raw_sum, base),  moved(row_max, base),  moved(lse, base),       moved(cutoff, base),
-            moved(examined, base), moved(residual, base), moved(total, base),     moved(favourite, base),
-            moved(best, base),     moved(drawn, base),    moved(selection, base), n};
-  }
-};
-
-SPECDEC_HD bool weighs_drafts(const SpeculativeStepParams& params) {
-  return params.draft.data != nullptr && params.draft_lse == nullptr && params.rule != kRuleCoupled;
-}
-
-// Whether the ring brings the rows of residuals, the target's and the draft's in pairs.
-SPECDEC_HD bool copies_residuals(const SpeculativeStepParams& params, const Ring& ring) {
-  return ring.num_slots >= 2 && !ring.stay && params.d2t == nullptr && params.draft.data != nullptr;
-}
-
-inline Items StepMemory::items(const SpeculativeStepParams& params) {
-  const LogitRows &target = params.target, &draft = params.draft;
-  const int of_target = block_bytes(target), of_draft = draft.data == nullptr ? 0 : block_bytes(draft);
-  const int bytes = of_target > of_draft ? of_target : of_draft;
-  const int64_t blocks = (params.num_drafts_max + 1) * blocks_of(params.vocabulary);
-  const bool others = draft.data == nullptr || params.d2t != nullptr || params.allowed.words != nullptr;
-  const int own_copy =
-      own_copy_of(params.sampling, others, aligned(target) && (draft.data == nullptr || aligned(draft)), bytes);
-  if (!weighs_drafts(params)) return {blocks, bytes, own_copy};
-  return {blocks + params.num_drafts_max * blocks_of(draft.vocabulary), bytes, own_copy};
-}
-
-inline StepMemory StepMemory::cut(Arena& arena, const SpeculativeStepParams& params, const Items& items,
-                                  const Cut& cut) {
-  const int64_t k = params.num_drafts_max, rows = k + 1 + (weighs_drafts(params) ? k : 0);
-  StepMemory memory = {};
-  memory.ring = ring_of(arena, items, cut);
-  const int64_t n = memory.n = blocks_of(params.vocabulary);
-  memory.max = arena.take<float>(rows * n), memory.mass = arena.take<float>(rows * n);
-  if (params.log_probs != nullptr) {
-    memory.raw_max = arena.take<float>((k + 1) * n), memory.raw_sum = arena.take<float>((k + 1) * n);
-  }
-  memory.row_max = arena.take<float>(rows), memory.lse = arena.take<float>(rows);
-  memory.cutoff = arena.take<float>(rows);
-  memory.examined = arena.take<Examined>(k + 1);
-  const int64_t residuals = params.rule == kRuleBlock ? k : params.rule == kRuleToken ? 1 : 0;
-  memory.residual = arena.take<float>(residuals * n), memory.total = arena.take<float>(residuals);
-  memory.favourite = arena.take<int64_t>(k + 1);
-  if (params.rule == kRuleCoupled) memory.best = arena.take<Candidate>((k + 1) * cut.all_warps);
-  memory.drawn = arena.take<Candidate>(cut.warps);
-  if (params.sampling.filters != nullptr) memory.selection = arena.take<SelectionMemory>(1);
-  return memory;
-}
-
-inline Items StepMemory::deciding(const SpeculativeStepParams& params, const Items& items) {
-  Items left = items;
-  const int64_t k = params.num_drafts_max;
-  const int64_t rows = params.rule == kRuleCoupled ? k + 1 : params.rule == kRuleBlock ? 2 * k : k > 0 ? 2 : 0;
-  left.most = rows * blocks_of(params.vocabulary);
-  return left;
-}
-
-inline std::optional<StatisticsParams> StepMemory::to_measure(const SpeculativeStepParams& params) {
-  const SamplingArguments& sampling = params.sampling;
-  const bool weighs = weighs_drafts(params);
-  if (sampling.has_table || params.allowed.words != nullptr || params.log_probs != nullptr) return {};
-  if (weighs && params.d2t != nullptr) return {};
-  const int k = static_cast<int>(params.num_drafts_max);
-  return StatisticsParams{
-      params.target,        params.draft,     params.batch, k + 1, weighs ? k : 0, blocks_of(params.vocabulary),
-      sampling.temperature, params.num_drafts};
-}
-
-using StepWork = Work<SpeculativeStepParams, StepMemory>;
-
-// What every thread of a cluster knows of its sequence.
+// What every thread of a block knows of its sequence.
+template <class Rows>
 struct Sequence {
-  const SpeculativeStepParams& params;
+  const StepWork& work;
   StepMemory memory;
-  char* own_copy;  // as in Row
   int64_t b;
-  bool measures;  // whether this launch measures the rows
-  int limit;      // how many of its drafts count
-  float temperature, inverse_temperature;
+  int limit;  // how many of its drafts count
+  float temperature, inverse_temperature, scale;
+
+  // `copy`: of the memory, for this block of threads.
+  SPECDEC_DEVICE Sequence(const StepWork& work, int64_t b, int copy)
+      : work(work), b(b), limit(work.limit(b)), temperature(work.params.sampling.temperature[b]) {
+    const int64_t at = (b * kStepMemories + copy) * work.memory_size();
+    // Kernels for plain rows need not ask, so that their compiler sees that it is shared memory.
+    char* memory_of_block = simt::shared_memory();
+    if (Rows::kAny && work.scratch.own != nullptr) memory_of_block = work.scratch.own + at;
+    Arena arena(memory_of_block);
+    memory = StepMemory::cut(arena, work.rows(), work.k(), work.n);
+    inverse_temperature = temperature == 0.0f ? 0.0f : 1.0f / temperature;
+    scale = inverse_temperature * kLog2e;
+  }
 
   SPECDEC_DEVICE bool greedy() const { return temperature == 0.0f; }
-  // Whether drafts are compared with what the target picks.
-  SPECDEC_DEVICE bool favours() const { return greedy() || params.rule == kRuleCoupled; }
-  // Whether logits count otherwise than they are given.
-  SPECDEC_DEVICE bool adjusts() const { return params.sampling.has_table || params.allowed.words != nullptr; }
-  SPECDEC_DEVICE const int64_t* drafts() const { return params.draft_tokens + b * params.num_drafts_max; }
-  // Items are the blocks of target rows 0 .. limit, then those of draft rows that are weighed.
-  SPECDEC_DEVICE int target_items() const { return (limit + 1) * memory.n; }
-  SPECDEC_DEVICE int items() const { return target_items() + draft_rows() * blocks_of(params.draft.vocabulary); }
-  // The number of draft rows that are weighed; greedy sequences treat drafts as one-hot.
-  SPECDEC_DEVICE int draft_rows() const { return weighs_drafts(params) && !greedy() ? limit : 0; }
-  SPECDEC_DEVICE Row target_row(int64_t j) const {
-    return {params.target.row(b, j),
-            params.target.dtype,
-            params.vocabulary,
-            nullptr,
-            &params.sampling,
-            b,
-            params.position[b],
-            drafts(),
-            j,
-            memory.ring.kept(),
-            static_cast<int>(j) * memory.n,
-            own_copy,
-            &params.allowed,
-            static_cast<int>(params.mask_of_target(b, j))};
-  }
-  SPECDEC_DEVICE Row draft_row(int64_t j) const {
-    const bool weighed = weighs_drafts(params);
-    return {params.draft.row(b, j),
-            params.draft.dtype,
-            params.draft.vocabulary,
-            params.d2t,
-            &params.sampling,
-            b,
-            params.position[b],
-            drafts(),
-            j,
-            weighed ? memory.ring.kept() : Kept{nullptr, 0, 0},
-            target_items() + static_cast<int>(j) * blocks_of(params.draft.vocabulary),
-            own_copy,
-            &params.allowed,
-            static_cast<int>(params.mask_of_draft(b, j))};
-  }
-  SPECDEC_DEVICE Row row_of_item(int item) const {
-    const int of_drafts = item - target_items();
-    return of_drafts < 0 ? target_row(item / memory.n) : draft_row(of_drafts / blocks_of(params.draft.vocabulary));
-  }
-  SPECDEC_DEVICE Measured measured() const {
-    const auto rows_of = [&](const LogitRows& rows) {
-      return Rows{rows.row(b, 0), rows.row_stride, rows.vocabulary, rows.dtype};
-    };
-    return {rows_of(params.target), rows_of(params.draft), target_items(), items()};
-  }
-  // Row i in the numbering of StepMemory.
-  SPECDEC_DEVICE Row row(int64_t i) const {
-    return i <= params.num_drafts_max ? target_row(i) : draft_row(i - params.num_drafts_max - 1);
-  }
-  SPECDEC_DEVICE Blocks blocks(int64_t i) const {
-    const int64_t of_drafts = i - (params.num_drafts_max + 1);
-    const int n = of_drafts < 0 ? memory.n : blocks_of(params.draft.vocabulary);
-    const int64_t at = of_drafts < 0 ? i * n : (params.num_drafts_max + 1) * memory.n + of_drafts * n;
-    return {memory.max + at, memory.mass + at, n};
-  }
-  SPECDEC_DEVICE Distribution p_of(int64_t i) const {
-    return {inverse_temperature, simt::read(&memory.lse[i]), simt::read(&memory.cutoff[i])};
-  }
-  SPECDEC_DEVICE Noise noise(int64_t j) const {
-    return {static_cast<uint64_t>(params.seed[b]), static_cast<uint32_t>(params.position[b]), static_cast<uint32_t>(j)};
-  }
+  SPECDEC_DEVICE const SpeculativeStepParams& params() const { return work.params; }
+  SPECDEC_DEVICE Row target_row(int j) const { return work.target_row(b, j); }
+  SPECDEC_DEVICE Row draft_row(int j) const { return work.draft_row(b, j); }
+  SPECDEC_DEVICE Noise noise(int j) const { return work.noise(b, j); }
+  SPECDEC_DEVICE const Stats* stats(int i) const { return work.scratch.stats + work.place(b, i); }
+  SPECDEC_DEVICE RowStats row(int i) const { return simt::read(&memory.rows[i]); }
+  // Whether q is given by logits; else drafts are one-hot.
+  SPECDEC_DEVICE bool has_q() const { return params().draft.data != nullptr; }
+
   // The draft of row j, or -1.
-  SPECDEC_DEVICE int64_t draft(int64_t j, int32_t* flags) const {
-    const int64_t x = j < limit ? drafts()[j] : -1;
-    if (x >= 0 && x < params.vocabulary) return x;
+  SPECDEC_DEVICE int64_t draft(int j, int32_t* flags) const {
+    const int64_t x = j < limit ? work.drafts(b)[j] : -1;
+    if (x >= 0 && x < params().vocabulary) return x;
     if (x != -1) *flags |= kDraftOutOfRange;
     return -1;
   }
-  // Whether q is given by logits; else drafts are one-hot.
-  SPECDEC_DEVICE bool has_q() const { return params.draft.data != nullptr; }
-  // Whether q is given by logits for all tokens of the target's vocabulary.
-  SPECDEC_DEVICE bool same_vocabulary() const { return has_q() && params.d2t == nullptr; }
-  // q of draft row j, given by logits. An lse of NaN means that draft_step found no distribution.
-  SPECDEC_DEVICE Distribution q_of(int64_t j) const {
-    if (params.draft_lse == nullptr) return p_of(params.num_drafts_max + 1 + j);
-    const int64_t at = b * params.num_drafts_max + j;
-    return {inverse_temperature, params.draft_lse[at], params.draft_cutoff[at]};
-  }
+
   // The logit in draft row j of the target's token `id`; -inf if the draft's vocabulary lacks it.
-  SPECDEC_DEVICE float draft_logit(int64_t j, int64_t id) const {
+  SPECDEC_DEVICE float draft_logit(int j, int64_t id) const {
     const Row row = draft_row(j);
-    int64_t index = id;
-    if (params.d2t != nullptr) {
-      index = find(params.d2t, row.size, id);
-      if (params.d2t[index] != id) return -INFINITY;
+    if (!Rows::kAny || row.d2t == nullptr) return Rows::logit(row, id);
+    const int64_t index = find(row.d2t, row.size, id);
+    return row.d2t[index] == id ? Rows::logit(row, index) : -INFINITY;
+  }
+
+  // The distribution of draft row j, given by logits. An lse of NaN means that draft_step found none.
+  SPECDEC_DEVICE RowStats q_of(int j) const {
+    if (params().draft_lse == nullptr) return row(work.k() + 1 + j);
+    const int64_t at = b * params().num_drafts_max + j;
+    return {params().draft_lse[at], params().draft_lse[at], params().draft_cutoff[at], 0.0f};
+  }
+
+  // By the threads of a block, before they wait for the launch before: loads what they need of the drafts.
+  SPECDEC_DEVICE void look_at_drafts() const {
+#pragma unroll 1
+    for (int j = simt::thread(); j <= limit; j += simt::num_threads()) {
+      int32_t flags = 0;
+      const int64_t x = draft(j, &flags);
+      Examined seen = {-INFINITY, -INFINITY, 0.0f, static_cast<int16_t>(flags), kDraw};
+      if (x >= 0) {
+        seen.p = Rows::logit(target_row(j), x);
+        seen.q = has_q() ? draft_logit(j, x) : 0.0f;
+        const Noise its = noise(j);
+        seen.u = uniform(philox(its.seed, 0, its.position, its.offset, kAccept).word[0]);
+        seen.state = kRecover;
+      }
+      simt::write(&memory.examined[j], seen);
     }
-    return adjusted(row, id, masked_logit(row, index));
+  }
+
+  // By the threads of a block, when rows are measured: their statistics, and then what they say of the drafts. Ends
+  // with a barrier.
+  SPECDEC_DEVICE void merge_rows(bool examines) const {
+    const int warp = cuda::warp(), warps = num_warps(), k = work.k();
+    const int of_drafts = weighs_drafts(params()) && !greedy() ? limit : 0;
+#pragma unroll 1
+    for (int number = warp; number <= limit + of_drafts; number += warps) {
+      const int i = number <= limit ? number : k + number - limit;
+      const RowStats found = work.scratch.rows != nullptr
+                                 ? simt::fresh(&work.scratch.rows[b * work.rows() + i])
+                                 : merged(stats(i), work.blocks(i), inverse_temperature, scale);
+      if (lane() == 0) simt::write(&memory.rows[i], found);
+    }
+    simt::sync_block();
+    if (!examines) return;
+#pragma unroll 1
+    for (int j = simt::thread(); j <= limit; j += simt::num_threads()) {
+      simt::write(&memory.examined[j], examine(j, simt::read(&memory.examined[j])));
+    }
+    simt::sync_block();
+  }
+
+  // Makes logits log-probabilities.
+  SPECDEC_DEVICE Examined examine(int j, Examined seen) const {
+    const RowStats p = row(j);
+    if (const int32_t fault = row_fault(p.max); fault != 0) {
+      return {-INFINITY, -INFINITY, 0.0f, static_cast<int16_t>(fault), kDone};
+    }
+    if (seen.state != kRecover) return seen;
+    const Distribution of_p = {inverse_temperature, p.lse, p.cutoff};
+    seen.p = log_probability(seen.p, of_p);
+    if (!has_q()) return seen;
+    const RowStats q = q_of(j);
+    if (const int32_t fault = row_fault(q.max); fault != 0) {
+      return {-INFINITY, -INFINITY, 0.0f, static_cast<int16_t>(fault << kDraftFlagShift), kDraw};
+    }
+    seen.q = log_probability(seen.q, Distribution{inverse_temperature, q.lse, q.cutoff});
+    if (seen.q == -INFINITY) seen.flags = kDraftZeroProbability;
+    return seen;
+  }
+
+  SPECDEC_DEVICE Examined examined(int j) const { return simt::read(&memory.examined[j]); }
+
+  // p or q of a logit.
+  SPECDEC_DEVICE float probability(float logit, RowStats row) const {
+    const float p = simt::exp2_of(fmaf(logit, scale, -row.lse * kLog2e));
+    return logit >= row.cutoff ? p : 0.0f;
+  }
+
+  // By a warp: the mass of max(0, w p - q) in a block of row j, which has a draft.
+  SPECDEC_DEVICE float residual_mass(int j, float w, int block) const {
+    const RowStats of_p = row(j), of_q = has_q() ? q_of(j) : RowStats{0.0f, 0.0f, -INFINITY, 0.0f};
+    const typename Rows::Block p = Rows::load(target_row(j), block);
+    // Of a one-hot q, the draft has the logit 0, and no other token any.
+    const typename Rows::Block q =
+        has_q() ? load_q(j, block) : Rows::Block::only(work.drafts(b)[j] - int64_t{block} * kBlock);
+    const auto weight = [&](int i) { return residual(w * probability(p[i], of_p), probability(q[i], of_q)); };
+    float even = 0.0f, odd = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kEach; i += 2) even += weight(i), odd += weight(i + 1);
+    return simt::reduce(even + odd, Sum());
+  }
+
+  // The weight of a token of row j: in max(0, w p - q), or in p.
+  SPECDEC_DEVICE float token_weight(int j, float w, bool in_residual, int64_t token) const {
+    const float p = w * probability(Rows::logit(target_row(j), token), row(j));
+    if (!in_residual) return p;
+    if (!has_q()) return residual(p, token == work.drafts(b)[j] ? 1.0f : 0.0f);
+    return residual(p, probability(draft_logit(j, token), q_of(j)));
+  }
+
+  // By a warp: the logits in draft row j of a block of the target's tokens.
+  SPECDEC_DEVICE typename Rows::Block load_q(int j, int block) const {
+    const Row row = draft_row(j);
+    if constexpr (Rows::kAny) {
+      if (row.d2t != nullptr) return load_mapped(row, int64_t{block} * kBlock);
+    }
+    return Rows::load(row, block);
+  }
+
+  // The logits in a draft row over a reduced vocabulary of the target's tokens from `first` on; -inf for those that it
+  // lacks.
+  SPECDEC_DEVICE Any::Block load_mapped(const Row& row, int64_t first) const {
+    Any::Block q;
+    const int64_t begin = first_from(row.d2t, row.size, first);
+    const int64_t size = first_from(row.d2t, row.size, first + kBlock) - begin;
+#pragma unroll
+    for (int i = 0; i < kEach; i += kVector) {
+      int64_t at = begin + first_from(row.d2t + begin, size, first + place_of(i));
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) {
+        const bool there = at < begin + size && row.d2t[at] == first + place_of(i + e);
+        q.x[i + e] = there ? Rows::logit(row, at) : -INFINITY;
+        at += there;
+      }
+    }
+    return q;
+  }
+
+  // Rule `block`: the longest prefix whose joint ratio is 1, which is kept whatever the residuals are.
+  SPECDEC_DEVICE int surely_kept() const {
+    int sure = 0;
+    float w = 1.0f;
+    for (int j = 0; examined(j).possible(); ++j) {
+      w = joint_ratio(w, examined(j).p, examined(j).q);
+      if (w == 1.0f) sure = j + 1;
+    }
+    return sure;
+  }
+
+  // Calls function(j, w, u) for the longer ones that may be kept, w being their joint ratio and u the number that tests
+  // them. Since a prefix is kept with probability w at most, others fail without their residual. Allows for rounding.
+  template <class Function>
+  SPECDEC_DEVICE void for_doubtful(int sure, const Function& function) const {
+    float w = 1.0f;
+    for (int j = sure; examined(j).possible(); ++j) {
+      const Examined tested = examined(j);
+      w = joint_ratio(w, tested.p, tested.q);
+      if (tested.u < w * 1.0001f) function(j + 1, w, tested.u);
+    }
   }
 };
 

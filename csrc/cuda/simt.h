@@ -1,8 +1,6 @@
 // All that kernels use of the GPU, implemented twice: for a GPU by its instructions, and for a host by functions that
 // run threads as fibers, so that tests execute unchanged kernel bodies (tests/simt/). Kernels use nothing else of the
 // GPU, and this is the only file with inline PTX.
-//
-// Blocks have one dimension. A launch chooses the number of blocks in a cluster, and a grid is a number of clusters.
 #pragma once
 
 #include "../core/hd.h"
@@ -13,22 +11,18 @@
 #define SPECDEC_DEVICE __device__ __forceinline__
 // A kernel with one struct as its argument, for blocks of at most `threads` threads, of which a multiprocessor has room
 // for `blocks`.
-#define SPECDEC_KERNEL_OF(name, threads, blocks, Params) \
+#define SPECDEC_KERNEL(name, threads, blocks, Params) \
   __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ Params params)
 #else
 #include "../../tests/simt/machine.h"
 
 #define SPECDEC_DEVICE inline
-#define SPECDEC_KERNEL_OF(name, threads, blocks, Params) inline void name(const Params& params)
+#define SPECDEC_KERNEL(name, threads, blocks, Params) inline void name(const Params& params)
 #endif
-#define SPECDEC_KERNEL(name, threads, Params) SPECDEC_KERNEL_OF(name, threads, 1, Params)
 
 namespace specdec::simt {
 
 constexpr int kWarp = 32;
-
-// In shared memory: tracks the bulk copies that were begun with it. Its rounds are numbered 0, 1, 0, 1, ...
-using Arrival = uint64_t;
 
 struct alignas(16) Bytes16 {
   uint32_t word[4];
@@ -36,65 +30,21 @@ struct alignas(16) Bytes16 {
 
 #if defined(__CUDACC__)
 
-// ---- Where a thread is
+// ---- Where a thread is: in its block, and its block in the grid
 
 SPECDEC_DEVICE int thread() { return static_cast<int>(threadIdx.x); }
 SPECDEC_DEVICE int num_threads() { return static_cast<int>(blockDim.x); }
-
-SPECDEC_DEVICE int block_in_cluster() {
-#if __CUDA_ARCH__ >= 900
-  uint32_t rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return static_cast<int>(rank);
-#else
-  return 0;
-#endif
-}
-
-SPECDEC_DEVICE int blocks_in_cluster() {
-#if __CUDA_ARCH__ >= 900
-  uint32_t size;
-  asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
-  return static_cast<int>(size);
-#else
-  return 1;
-#endif
-}
-
-SPECDEC_DEVICE int64_t cluster() { return static_cast<int64_t>(blockIdx.x) / blocks_in_cluster(); }
+SPECDEC_DEVICE int block_x() { return static_cast<int>(blockIdx.x); }
+SPECDEC_DEVICE int block_y() { return static_cast<int>(blockIdx.y); }
+SPECDEC_DEVICE int block_z() { return static_cast<int>(blockIdx.z); }
+SPECDEC_DEVICE int blocks_x() { return static_cast<int>(gridDim.x); }
 
 // ---- Barriers: after one, its threads see what all of them wrote before it
 
 SPECDEC_DEVICE void sync_warp() { __syncwarp(); }
 SPECDEC_DEVICE void sync_block() { __syncthreads(); }
 
-// The two halves of a cluster's barrier, between which a thread does what others need not see. `arrive_only` says that
-// the thread came here, and nothing of what it wrote, which spares a fence. A thread may end without the wait.
-// Without .aligned, since the lanes of a warp may have diverged.
-SPECDEC_DEVICE void arrive_cluster() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
-#endif
-}
-SPECDEC_DEVICE void arrive_only() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
-#endif
-}
-SPECDEC_DEVICE void wait_cluster() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
-#else
-  __syncthreads();
-#endif
-}
-
-SPECDEC_DEVICE void sync_cluster() {
-  arrive_cluster();
-  wait_cluster();
-}
-
-// ---- Launches that overlap: the next one in the stream, if it is launched as a dependent one (csrc/cuda/launch.h)
+// ---- Launches that overlap: the next one in the stream, if it is launched as a dependent one (launch.h)
 
 // Lets the blocks of the next launch begin once every block of this one has called this.
 SPECDEC_DEVICE void start_next_launch() {
@@ -103,7 +53,8 @@ SPECDEC_DEVICE void start_next_launch() {
 #endif
 }
 
-// Waits for the end of the launch before, and until what it wrote can be seen.
+// Waits for the end of the launch before, and until what it wrote can be seen. By every thread, also by those that have
+// nothing to do: only so does the end of this launch tell the next one that the launch before it has ended.
 SPECDEC_DEVICE void wait_for_launch_before() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -119,35 +70,29 @@ SPECDEC_DEVICE T shuffle(T value, int lane) {
 
 SPECDEC_DEVICE uint32_t ballot(bool value) { return __ballot_sync(0xffffffffu, value); }
 
-// Combines the values of all lanes pairwise; every lane gets the same result.
-template <class T, class Combine>
+// The sum and the largest of the values of all lanes.
+SPECDEC_DEVICE uint32_t total(uint32_t value) { return __reduce_add_sync(0xffffffffu, value); }
+SPECDEC_DEVICE uint32_t largest(uint32_t value) { return __reduce_max_sync(0xffffffffu, value); }
+
+// Combines the values of lanes pairwise, first of those at distance `first`, then of twice that, up to `last`. Lanes
+// whose indices differ in these bits only get the same result.
+template <int first = 1, int last = kWarp / 2, class T, class Combine>
 SPECDEC_DEVICE T reduce(T value, Combine combine) {
 #pragma unroll
-  for (int distance = kWarp / 2; distance > 0; distance /= 2) {
+  for (int distance = first; distance <= last; distance *= 2) {
     value = combine(value, __shfl_xor_sync(0xffffffffu, value, distance));
   }
   return value;
 }
 
-// ---- Shared memory
+// ---- Memory
 
 SPECDEC_DEVICE char* shared_memory() {
   extern __shared__ __align__(128) char memory[];
   return memory;
 }
 
-// The same place in the shared memory of another block of the cluster.
-template <class T>
-SPECDEC_DEVICE T* in_block(T* place, int block) {
-#if __CUDA_ARCH__ >= 900
-  uint64_t there;
-  asm("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(place), "r"(block));
-  return reinterpret_cast<T*>(there);
-#else
-  return place;
-#endif
-}
-
+// Of shared memory, and of device memory that this launch writes.
 template <class T>
 SPECDEC_DEVICE T read(const T* place) {
   return *place;
@@ -158,90 +103,34 @@ SPECDEC_DEVICE void write(T* place, T value) {
   *place = value;
 }
 
-// Atomic; returns the old value. For integers only, so that the order of additions does not matter, and of 32 bits,
-// since GPUs add 64 bits to shared memory in a loop.
+// What an earlier launch, or an earlier phase of this block, wrote to device memory.
+template <class T>
+SPECDEC_DEVICE T fresh(const T* place) {
+  T value;
+  if constexpr (sizeof(T) == 16) {
+    const uint4 bits = __ldcg(reinterpret_cast<const uint4*>(place));
+    memcpy(&value, &bits, sizeof(T));
+  } else if constexpr (sizeof(T) == 8) {
+    const uint2 bits = __ldcg(reinterpret_cast<const uint2*>(place));
+    memcpy(&value, &bits, sizeof(T));
+  } else {
+    const uint32_t bits = __ldcg(reinterpret_cast<const uint32_t*>(place));
+    memcpy(&value, &bits, sizeof(T));
+  }
+  return value;
+}
+
+// Adds to shared memory, atomically; returns the old value. For integers only, so that the order of additions does not
+// matter, and of 32 bits, since GPUs add 64 bits to shared memory in a loop.
 SPECDEC_DEVICE uint32_t add(uint32_t* place, uint32_t value) { return atomicAdd(place, value); }
 
-// ---- 16 aligned bytes of device memory, or, to be read, of the shared memory of any block of the cluster
-
+// 16 aligned bytes of logits, which no kernel of a step writes and which need not stay in a cache.
 SPECDEC_DEVICE Bytes16 load16(const void* place) {
-  const uint4 bytes = *static_cast<const uint4*>(place);
-  return {{bytes.x, bytes.y, bytes.z, bytes.w}};
-}
-
-SPECDEC_DEVICE void store16(void* place, const Bytes16& bytes) {
-  *static_cast<uint4*>(place) = make_uint4(bytes.word[0], bytes.word[1], bytes.word[2], bytes.word[3]);
-}
-
-#if __CUDA_ARCH__ >= 900
-
-SPECDEC_DEVICE uint32_t shared_address(const void* place) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(place));
-}
-
-// By the thread that will begin its copies.
-SPECDEC_DEVICE void init(Arrival* arrival) {
-  asm volatile(
-      "mbarrier.init.shared::cta.b64 [%0], 1;\nfence.mbarrier_init.release.cluster;" ::"r"(shared_address(arrival))
-      : "memory");
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
-// Begins a copy of 16-byte aligned memory, a multiple of 16 bytes that may be 0, from device to shared memory. An
-// arrival tracks one copy at a time.
-SPECDEC_DEVICE void copy_bulk(void* to, const void* from, int bytes, Arrival* arrival) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(arrival)), "r"(bytes)
-               : "memory");
-  if (bytes == 0) return;
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                   shared_address(to)),
-               "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(arrival))
-               : "memory");
-}
-
-// By every thread that reads the copied bytes: waits for the copy of this round (0, 1, 0, ...).
-SPECDEC_DEVICE void wait(Arrival* arrival, int round) {
-  uint32_t done = 0;
-  while (done == 0) {
-    asm volatile(
-        "{\n.reg .pred done;\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, done;\n}"
-        : "=r"(done)
-        : "r"(shared_address(arrival)), "r"(round)
-        : "memory");
-  }
-}
-
-#else  // without bulk copies the thread copies; plans for such GPUs have no slots
-
-SPECDEC_DEVICE void init(Arrival*) {}
-SPECDEC_DEVICE void copy_bulk(void* to, const void* from, int bytes, Arrival*) {
-  for (int i = 0; i < bytes / 16; ++i) static_cast<uint4*>(to)[i] = static_cast<const uint4*>(from)[i];
-}
-SPECDEC_DEVICE void wait(Arrival*, int) { __syncwarp(); }
-
-#endif
-
-// Has a line of device memory brought to the L2 cache.
-SPECDEC_DEVICE void prefetch(const void* place) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(place)));
-}
-
-// The same for 16-byte aligned memory, a multiple of 16 bytes that may be 0.
-SPECDEC_DEVICE void prefetch(const char* place, int bytes) {
-#if __CUDA_ARCH__ >= 900
-  if (bytes == 0) return;
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(place)), "r"(bytes));
-#else
-  for (int at = 0; at < bytes; at += 128) prefetch(place + at);
-#endif
-}
-
-// Returns the address, hiding from the compiler how it was computed.
-SPECDEC_DEVICE char* opaque(char* place) {
-  asm("" : "+l"(place));
-  return place;
+  Bytes16 bytes;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(bytes.word[0]), "=r"(bytes.word[1]), "=r"(bytes.word[2]), "=r"(bytes.word[3])
+               : "l"(__cvta_generic_to_global(place)));
+  return bytes;
 }
 
 // ---- Arithmetic
@@ -253,8 +142,8 @@ SPECDEC_DEVICE float exp2_of(float x) {
   return result;
 }
 
-// 1 / sqrt(x), with a relative error of 2^-22.
-SPECDEC_DEVICE float inverse_sqrt(float x) { return rsqrtf(x); }
+// a / b for b between 2^-126 and 2^126, within 2 units in the last place.
+SPECDEC_DEVICE float quotient(float a, float b) { return __fdividef(a, b); }
 
 // The larger one of two numbers; NaN if one of them is NaN.
 SPECDEC_DEVICE float larger(float a, float b) {
@@ -275,8 +164,9 @@ SPECDEC_DEVICE uint32_t larger_float16(uint32_t a, uint32_t b) {
   return result;
 }
 
-// How many bits are 1.
-SPECDEC_DEVICE uint32_t count_bits(uint32_t bits) { return static_cast<uint32_t>(__popc(bits)); }
+// How many bits are 1, and the index of the lowest of them, of which there must be one.
+SPECDEC_DEVICE int count_bits(uint32_t bits) { return __popc(bits); }
+SPECDEC_DEVICE int lowest_bit(uint32_t bits) { return __ffs(static_cast<int>(bits)) - 1; }
 
 // The value of a float16, given by its 16 bits.
 SPECDEC_DEVICE float half_to_float(uint32_t bits) {
@@ -285,25 +175,13 @@ SPECDEC_DEVICE float half_to_float(uint32_t bits) {
   return value;
 }
 
-// The bits of the float16 that is nearest, the even one of two.
-SPECDEC_DEVICE uint32_t float_to_half(float value) {
-  uint16_t bits;
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
-  return bits;
-}
-
 #else
 
 SPECDEC_DEVICE Bytes16 load16(const void* place) {
+  count_load();
   Bytes16 bytes;
-  look_at(place, sizeof(bytes));
   memcpy(&bytes, place, sizeof(bytes));
   return bytes;
-}
-
-SPECDEC_DEVICE void store16(void* place, const Bytes16& bytes) {
-  look_at(place, sizeof(bytes), Access::kWrite);
-  memcpy(place, &bytes, sizeof(bytes));
 }
 
 #endif

@@ -1,10 +1,9 @@
 #include "launch.h"
-#include "speculative_step.h"
 
 namespace specdec::cuda {
 
 void speculative_step(const SpeculativeStepParams& params, void* stream, const Allocate& allocate) {
-  launch(speculative_measure_kernel, speculative_step_kernel, params, stream, allocate);
+  run_speculative_step(params, allocate, Launch(stream));
 }
 
 }  // namespace specdec::cuda

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import bench_kernels
 import cases
@@ -91,7 +89,7 @@ def test_settings_are_compared_in_the_same_rounds(tmp_path):
 
 
 def test_goals(tmp_path):
-    names = [case.name for case in cases.GOALS if case.launches == "planned"]  # others need backend cuda
+    names = [case.name for case in cases.GOALS]
     rows = run_quick("goals", tmp_path / "out.json")
     assert [(r["goal"], r["drafts"]) for r in rows] == [(goal, drafts) for goal in names for drafts in DRAFTS]
     for row in rows:
@@ -109,16 +107,6 @@ def test_goals(tmp_path):
         assert filtered == (row["goal"] == "filters") == bool(of_case["filters"])
         rows_read = row["K"] + 1 + (row["K"] if of_case["rule"] == "block" else 1)
         assert of_case["bytes_read"]["stats"]["all_rows"] == rows_read * 2 * row["B"] * row["V"]
-
-
-def test_other_launches_end_with_the_call(monkeypatch):
-    told: list[str] = []
-    monkeypatch.setitem(sys.modules, "specdec_kernels._C_cuda", SimpleNamespace(launch_as=told.append))
-    with cases.launched_as("planned"):
-        assert told == []
-    with pytest.raises(RuntimeError), cases.launched_as("fused"):
-        raise RuntimeError
-    assert told == ["fused", "planned"]
 
 
 def test_a_goal_is_reached_by_device_time_and_needed_bytes():

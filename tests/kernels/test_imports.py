@@ -133,8 +133,10 @@ def test_auto_on_a_gpu(monkeypatch, able, chosen):
     monkeypatch.setattr(backends, "unavailable", lambda name, device: None if name in able else f"no {name}, {device}")
     choose = backends._loaded.__wrapped__
     assert choose("draft_step", "auto", "cuda") == chosen
+    assert choose("verify_tree", "auto", "cuda") == (chosen or "_triton")  # CUDA has no trees
+    with pytest.raises(RuntimeError, match="backend 'cuda' has no verify_tree, only draft_step and speculative_step"):
+        choose("verify_tree", "cuda", "cuda")
     if "cuda" not in able:
-        assert choose("verify_tree", "auto", "cuda") == chosen
         with pytest.raises(RuntimeError, match="backend 'cuda' cannot run here: no cuda, cuda"):
             choose("draft_step", "cuda", "cuda")
 

@@ -112,7 +112,9 @@ def assert_distribution(backend: str, texts: list[Text], logits: torch.Tensor, d
     offset = len(drafts[0])
     inputs = step_of(texts, logits[:, None].expand(-1, offset + 1, -1), drafts, **more)
     width = min(logits.shape[1], 16 if is_interpreted(backend) else 1024)
-    out, children = inputs.draft(logits, offset, backend), likely(backend, inputs, logits, width)
+    out = inputs.draft(logits, offset, backend)
+    # The CUDA kernels have no children, which show all of q: of theirs, the drawn token's probability and lse are seen.
+    children = likely("cpu" if backend == "cuda" else backend, inputs, logits, width)
     for b, text in enumerate(texts):
         scores = text.scores(logits[b], drafts[b])
         want, ids = scores.log_softmax(-1), children.tokens[b]
@@ -206,7 +208,7 @@ def test_filters_see_what_penalties_leave(backend):
     params = params_of([text], top_k=2)
     inputs = step_of([text], logits[:, None], [[]], params=params)
     out = inputs.draft(logits, 0, backend)
-    assert likely(backend, inputs, logits, 5).tokens.tolist() == [[4, 2, -1, -1, -1]]
+    assert likely("cpu" if backend == "cuda" else backend, inputs, logits, 5).tokens.tolist() == [[4, 2, -1, -1, -1]]
     assert out.tokens.item() in (2, 4) and out.cutoff.item() == 3.0
     assert out.lse.item() == pytest.approx(torch.tensor([3.0, 4.0]).logsumexp(0).item())
 

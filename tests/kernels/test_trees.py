@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 import torch
-from support import FAST_BACKENDS
+from support import TREE_BACKENDS
 from support.arrangements import LAYOUTS, NAN, identical, on_backend
 from support.exact import Rows
 
@@ -124,7 +124,7 @@ def test_no_number_serves_twice(monkeypatch, rule):
 
 @pytest.mark.parametrize("sampling", SAMPLING)
 @pytest.mark.parametrize("rule", TREE_RULES)
-@pytest.mark.parametrize("fast", FAST_BACKENDS)
+@pytest.mark.parametrize("fast", TREE_BACKENDS[1:])
 def test_parity(fast, rule, sampling):
     near_ties = sequences = 0
     dtypes = itertools.cycle((torch.float32, torch.bfloat16, torch.float16))
@@ -150,7 +150,7 @@ def test_parity(fast, rule, sampling):
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])
-@pytest.mark.parametrize("fast", FAST_BACKENDS)
+@pytest.mark.parametrize("fast", TREE_BACKENDS[1:])
 def test_parity_where_many_are_rejected(fast, rule):
     """Several siblings that are far from the target's favourites, of a whole and of a reduced vocabulary."""
     for vocabulary, reduced in ((7, 0), (7, 5), (1500, 0), (1500, 1030)):

@@ -17,7 +17,7 @@ import torch
 from specdec.evaluation.verify.chi_square import ChiSquare, chi_square, detectable_bias
 from support.arrangements import on_backend
 from support.cells import (
-    BIG_BACKENDS,
+    BIG_TREE_BACKENDS,
     DRAWS,
     GENERATED,
     LEVEL,
@@ -153,7 +153,7 @@ def counted(cells: Cells, backend: str, draws: int) -> list[dict]:
 
 
 @pytest.mark.parametrize("cells", [cells for cells in CELLS if cells.tree != "chain"], ids=str)
-@pytest.mark.parametrize("backend", BIG_BACKENDS)
+@pytest.mark.parametrize("backend", BIG_TREE_BACKENDS)
 def test_one_step(backend, cells):
     """A chain is verified bitwise as by ``speculative_step``, as test_trees.py sees every day."""
     check_cells(cells, backend, DRAWS // 10)
@@ -161,7 +161,7 @@ def test_one_step(backend, cells):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("cells", CELLS, ids=str)
-@pytest.mark.parametrize("backend", ["reference", *BIG_BACKENDS])
+@pytest.mark.parametrize("backend", ["reference", *BIG_TREE_BACKENDS])
 def test_one_step_of_many(backend, cells):
     check_cells(cells, backend, DRAWS // 5 if backend == "reference" else NIGHTLY // 20)
 
@@ -177,7 +177,7 @@ def check_cells(cells: Cells, backend: str, draws: int) -> None:
 @pytest.mark.parametrize(
     ("rule", "published"), [("token", multi_round_distribution), ("block", traversal_distribution)]
 )
-@pytest.mark.parametrize("backend", ["reference", *BIG_BACKENDS])
+@pytest.mark.parametrize("backend", ["reference", *BIG_TREE_BACKENDS])
 def test_second_children_of_a_peaked_q(backend, rule, published):
     """The first child takes all of q but 2e-5, and the second one is tested against what is left. In float32, a
     difference from 1 would be wrong by a fifth."""
@@ -266,7 +266,7 @@ def results(decoding: Decoding, backend: str, draws: int, **more) -> Iterator[tu
 
 
 @pytest.mark.parametrize("decoding", DECODINGS, ids=str)
-@pytest.mark.parametrize("backend", ["reference", *BIG_BACKENDS])
+@pytest.mark.parametrize("backend", ["reference", *BIG_TREE_BACKENDS])
 def test_whole_texts(backend, decoding):
     """The reference is slow, and its distributions are enumerated; what is tested here is its noise."""
     for name, result in results(decoding, backend, DRAWS // 50 if backend == "reference" else DRAWS // 4):
@@ -275,7 +275,7 @@ def test_whole_texts(backend, decoding):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("decoding", DECODINGS, ids=str)
-@pytest.mark.parametrize("backend", BIG_BACKENDS)
+@pytest.mark.parametrize("backend", BIG_TREE_BACKENDS)
 def test_whole_texts_of_many(backend, decoding):
     for name, result in results(decoding, backend, NIGHTLY // 4):
         assert result.p_value > LEVEL, (name, result)

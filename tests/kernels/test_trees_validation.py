@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support import BACKENDS
+from support import TREE_BACKENDS
 from test_validation import B, V, check_refused, longs, table, zeros
 
 from specdec_kernels import SamplingParams, draft_children, verify_tree
@@ -105,11 +105,10 @@ def test_what_does_not_go_together():
 
 UTILITIES = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
 TREE = (-1, -1, 0, 1, 1)
-REGISTERED = [b for b in BACKENDS if b != "cuda"]  # as operators for CPU tensors
 
 
 @pytest.mark.parametrize("rule", TREE_RULES)
-@pytest.mark.parametrize("backend", REGISTERED)
+@pytest.mark.parametrize("backend", TREE_BACKENDS)
 def test_opcheck(backend, rule):
     inputs = random_tree_step(
         TREE, 3, 33, rule=rule, temperature=(0.0, 1.0), table=5, top_p=(0.9, 1.0), presence_penalty=0.5
@@ -122,7 +121,7 @@ def test_opcheck(backend, rule):
     assert set(done.values()) == {"SUCCESS"}
 
 
-@pytest.mark.parametrize("backend", [*REGISTERED, "auto"])
+@pytest.mark.parametrize("backend", [*TREE_BACKENDS, "auto"])
 def test_compile_fullgraph(backend):
     """One graph without breaks or recompilation, with the same results as without compiling."""
 

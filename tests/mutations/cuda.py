@@ -4,44 +4,107 @@ from .mutation import Mutation, mutations
 
 MUTATIONS: list[Mutation] = [
     *mutations(
+        "csrc/cuda/blocks.h",
+        "tests/simt/test_simt.py -k anywhere",
+        {
+            "cuda-shifted-rows-lose-a-word": ("both[k] = (shift & 4) != 0 ? both[k + 1] : both[k];", ";"),
+            "cuda-the-last-logit-of-a-row-is-left-out": (
+                "if (place_of(i) < left) all = Format::bits",
+                "if (place_of(i) + 1 < left) all = Format::bits",
+            ),
+        },
+    ),
+    *mutations(
         "csrc/cuda/measure.h",
         "tests/kernels/test_parity.py -k cuda",
         {
-            "cuda-copy-over-what-lanes-still-read": ("      simt::sync_warp();  // all lanes have read the slot\n", ""),
-            "cuda-results-in-one-block": ("block < simt::blocks_in_cluster(); ++block", "block < 1; ++block"),
-        },
-    ),
-    *mutations(
-        "csrc/cuda/statistics_kernel.h",
-        "tests/simt/test_measured.py",
-        {
-            "cuda-statistics-of-drafts-over-the-targets": (
-                "int64_t{i} * params.blocks + block",
-                "int64_t{j} * params.blocks + block",
+            "cuda-rows-that-drafts-lead-to-are-not-measured": (
+                "after > 0 && after > params.num_drafts[b]",
+                "after > 0 && after >= params.num_drafts[b]",
             ),
         },
     ),
     *mutations(
-        "csrc/cuda/row_draws.h",
-        "tests/simt/test_measured.py",
-        {"cuda-last-statistics-not-loaded": ("i < granules; i +=", "i + 1 < granules; i +=")},
-    ),
-    *mutations(
-        "csrc/cuda/walk.h",
+        "csrc/cuda/work.h",
         "tests/kernels/test_parity.py -k cuda",
         {
-            "cuda-residual-read-before-it-is-weighed": (
-                "weigh_residual(s, place, end.j, 1.0f, memory.residual, &turn);\n    simt::sync_cluster();",
-                "weigh_residual(s, place, end.j, 1.0f, memory.residual, &turn);",
+            "cuda-masks-count-beside-a-table-only": (
+                "  SPECDEC_HD bool adjusts() const { return params.sampling.has_table || params.allowed.words != nullptr; }\n"
+                "  // Whether kernels for plain rows can do it.\n  bool plain() const {\n    const bool other_q",
+                "  SPECDEC_HD bool adjusts() const { return params.sampling.has_table; }\n"
+                "  // Whether kernels for plain rows can do it.\n  bool plain() const {\n    const bool other_q",
+                "tests/kernels/test_allowed.py -k cuda",
             ),
-            "cuda-joint-tests-with-the-next-number": (
-                "    u = row.u;\n",
-                "    u = simt::read(&memory.examined[j + 1 < drafted ? j + 1 : j]).u;\n",
-                "tests/kernels/test_parity.py -k 'cuda and block'",
+            "cuda-statistics-of-drafts-over-the-targets": (
+                ": of_target + int64_t{i - k() - 1} * draft_n);",
+                ": int64_t{i - k() - 1} * draft_n);",
             ),
-            "cuda-pairs-of-the-block-after": (
-                "copy_pair(block + pairs * place.all_warps, ",
-                "copy_pair(block + (pairs + 1) * place.all_warps, ",
+        },
+    ),
+    *mutations(
+        "csrc/cuda/sequence.h",
+        "tests/simt/test_best_first.py",
+        {
+            "cuda-q-from-the-row-before": (
+                "    const Row row = draft_row(j);\n    if constexpr",
+                "    const Row row = draft_row(j > 0 ? j - 1 : j);\n    if constexpr",
+            ),
+            "cuda-mapped-q-stays-at-its-first-token": ("        at += there;\n", ""),
+            "cuda-block-sums-too-few-rows": ("if (tested.u < w * 1.0001f)", "if (tested.u < w * 0.5f)"),
+            "cuda-block-is-sure-of-one-draft-more": ("if (w == 1.0f) sure = j + 1;", "if (w > 0.8f) sure = j + 1;"),
+        },
+    ),
+    *mutations(
+        "csrc/cuda/sums.h",
+        "tests/simt/test_best_first.py -k 'block or form'",
+        {"cuda-sums-of-the-first-blocks-alone": ("block += simt::blocks_x() * warps", "block += params.n")},
+    ),
+    *mutations(
+        "csrc/cuda/decide.h",
+        "tests/simt/test_best_first.py",
+        {
+            "cuda-best-first-ends-with-the-first-mass": (
+                "if (score_of(best) >= bound * rounding) break;",
+                "if (best != 0) break;",
+            ),
+            "cuda-best-first-visits-one-round": ("if (first + warps >= n) break;", "break;"),
+            "cuda-order-read-before-all-scores-are-there": ("  simt::sync_block();  // all scores are there\n", ""),
+            "cuda-no-mass-rejects-the-draft": (
+                "if (block < 0 && here.p > -INFINITY) {",
+                "if (block < 0 && here.p > INFINITY) {",
+            ),
+            "cuda-joint-tests-with-the-ratio-alone": (
+                "const float keep = drafted ? keep_probability(w, simt::read(&s.memory.total[j])) : w;",
+                "const float keep = w;",
+            ),
+            "cuda-totals-read-before-they-are-summed": (
+                "  simt::sync_block();\n  int kept = sure;\n",
+                "  int kept = sure;\n",
+            ),
+        },
+    ),
+    *mutations(
+        "csrc/cuda/draws.h",
+        "tests/simt/test_best_first.py",
+        {
+            "cuda-warps-tell-each-other-in-one-place": (
+                "simt::write(&slots->best[turn][warp()], mine);",
+                "turn = 0, simt::write(&slots->best[turn][warp()], mine);",
+            ),
+        },
+    ),
+    *mutations(
+        "csrc/cuda/race.h",
+        "tests/kernels/test_parity.py -k 'cuda and coupled'",
+        {
+            "cuda-race-in-position-and-offset": (
+                "{step.seed, step.position + step.offset, 0}",
+                "{step.seed, step.position, 0}",
+            ),
+            "cuda-likely-losers-never-race": ("kLeastWeight = 0x1p-33f / 17.0f", "kLeastWeight = 0x1p-4f"),
+            "cuda-mapped-tokens-race-with-their-indices": (
+                "if (row.d2t == nullptr) {\n        best",
+                "if (row.size > 0) {\n        best",
             ),
         },
     ),
@@ -50,38 +113,8 @@ MUTATIONS: list[Mutation] = [
         "tests/kernels/test_filters.py tests/kernels/test_parity.py -k cuda",
         {
             "cuda-histogram-counted-while-it-is-cleared": ("sums.clear();\n      simt::sync_block();", "sums.clear();"),
-            "cuda-bound-one-too-high": ("if (rank == k - 1)", "if (rank == (k > 1 ? k - 2 : 0))"),
-        },
-    ),
-    *mutations(
-        "csrc/cuda/speculative_step.h",
-        "tests/kernels/test_parity.py -k cuda",
-        {
-            "cuda-rows-decided-before-they-are-measured": (
-                "  simt::sync_cluster();\n  decide_step",
-                "  simt::sync_block();\n  decide_step",
-            ),
-            "cuda-waits-where-it-has-not-arrived": (
-                "  if (params.measures()) simt::arrive_only();\n",
-                "",
-            ),
-            "cuda-race-in-position-and-offset": (
-                "noise = {noise.seed, noise.position + noise.offset, 0};",
-                "noise = {noise.seed, noise.position, 0};",
-                "tests/kernels/test_parity.py -k 'cuda and coupled'",
-            ),
-        },
-    ),
-    *mutations(
-        "csrc/cuda/verify.h",
-        "tests/kernels/test_parity.py -k 'cuda and (listed or reduced)'",
-        {
-            "cuda-listed-q-read-while-it-is-subtracted": ("q_of(at)));\n  }\n  simt::sync_warp();", "q_of(at)));\n  }"),
-            "cuda-cutoff-of-a-draft-row-with-a-fault": (
-                "    const int64_t k = s.params.num_drafts_max;\n",
-                "    const int64_t k = s.params.num_drafts_max;\n    s.q_of(j);\n",
-                "tests/simt/test_simt.py -k no_cutoff",
-            ),
+            "cuda-bound-one-too-high": (": 0) >= k) key |= bit;", ": 0) + 1 < k) key |= bit;"),
+            "cuda-masses-of-what-filters-drop": ("return x[k] >= cutoff ? x[k] : -INFINITY;", "return x[k];"),
         },
     ),
     *mutations(
@@ -97,98 +130,13 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "csrc/cuda/tree_rows.h",
-        "tests/kernels/test_trees.py -k 'parity and cuda'",
-        {
-            "cuda-trees-keep-the-rejected-child-in-q": (
-                "simt::read(&visit->removed) + 1, block, q);",
-                "simt::read(&visit->removed), block, q);",
-            ),
-        },
-    ),
-    *mutations(
-        "csrc/cuda/tree_rules.h",
-        "tests/kernels/test_trees.py -k 'parity and cuda'",
-        {
-            "cuda-trees-draw-from-the-residual-before": (
-                "now.residual = 1 - now.residual;",
-                "now.residual = now.residual;",
-            ),
-        },
-    ),
-    *mutations(
-        "csrc/cuda/draws.h",
-        "tests/kernels/test_parity.py -k 'cuda and coupled'",
-        {
-            "cuda-likely-losers-never-race": ("weight * 0x1.01p33f >= score", "weight * 0x1.01p2f >= score"),
-            "cuda-race-of-the-last-block-alone": (
-                "  Candidate best = before;\n#pragma unroll\n  for (int i = 0; i < kEach; i += 4) {",
-                "  Candidate best = 0;\n#pragma unroll\n  for (int i = 0; i < kEach; i += 4) {",
-            ),
-        },
-    ),
-    *mutations(
-        "csrc/cuda/row_draws.h",
-        "tests/simt/test_simt.py -k anywhere",
-        {
-            "cuda-slots-without-the-granule-that-a-shift-needs": ("(aligned(rows) ? 0 : kGranule)", "0"),
-        },
-    ),
-    *mutations(
-        "csrc/cuda/sequence.h",
-        "tests/kernels/test_parity.py -k cuda",
-        {
-            "cuda-q-from-the-row-before": (
-                "return {params.draft.row(b, j),",
-                "return {params.draft.row(b, j > 0 ? j - 1 : j),",
-            ),
-            "cuda-masks-count-beside-a-table-only": (
-                "return params.sampling.has_table || params.allowed.words != nullptr;",
-                "return params.sampling.has_table;",
-                "tests/kernels/test_allowed.py -k cuda",
-            ),
-        },
-    ),
-    *mutations(
         "csrc/cuda/rows.h",
         "tests/kernels/test_penalties.py tests/kernels/test_parity.py -k cuda",
         {
-            "cuda-penalties-twice-for-a-draft-that-is-listed": ("return before ? -1 : id;", "return id;"),
-        },
-    ),
-    *mutations(
-        "csrc/cuda/recurrence.h",
-        "tests/simt/test_recurrent_kernels.py",
-        {
-            "cuda-recurrent-state-that-stays-has-one-more": ("if (i + 1 == kept) tile", "if (i == kept) tile"),
-            "cuda-recurrent-state-stored-before-others-read-it": (
-                "    if (tree && first) simt::sync_block();  // all have read the state before one of them writes it\n",
-                "",
-            ),
-            "cuda-recurrent-leaves-begin-before-what-stays": (
-                "      if (committed > 0) stands.begin = stands.commit;\n",
-                "",
-            ),
-            "cuda-recurrent-inputs-of-a-tree-by-rank": ("feed.parents != nullptr ? column : before", "before"),
-        },
-    ),
-    *mutations(
-        "csrc/cuda/delta_step.h",
-        "tests/simt/test_recurrent_kernels.py",
-        {
-            "cuda-delta-reads-another-columns-change": (
-                "const float own = simt::shuffle(added, lane % 16);",
-                "const float own = added;",
-            ),
-        },
-    ),
-    *mutations(
-        "csrc/cuda/conv_window.h",
-        "tests/simt/test_recurrent_kernels.py",
-        {
-            "cuda-convolution-of-a-tree-as-a-chain": (
-                "before >= 0 ? parent_of(feed, row, static_cast<int>(before)) : before - 1",
-                "before - 1",
+            "cuda-drafts-have-no-penalties": ("listed + row.num_drafts + sampling.num_ends;", "listed;"),
+            "cuda-penalties-of-another-token": (
+                "adjusted(row, row.target_id(first + place_of(which)), logit)",
+                "adjusted(row, row.target_id(first), logit)",
             ),
         },
     ),

@@ -1,7 +1,7 @@
 """The CUDA kernels on a CPU: compiled by g++ with the host's implementation of csrc/cuda/simt.h, called through ctypes.
 
 The functions in OPERATIONS have the operations' signatures (specdec_kernels/ops.py). The launches take
-turns over the shapes in GRIDS.
+turns over the numbers of threads in THREADS.
 """
 
 from __future__ import annotations
@@ -18,27 +18,16 @@ from pathlib import Path
 
 import torch
 
-from specdec_kernels import api, recurrent_api, tree_api
+from specdec_kernels import api
 from specdec_kernels.ops import RULES, SamplingTensors
 
 HERE = Path(__file__).parent
 SOURCES = (HERE, HERE.parents[1] / "csrc" / "core", HERE.parents[1] / "csrc" / "cuda")
-# Launches, used in turn: blocks in a cluster, threads in a block, slots of a warp, and whether a launch before them
-# measures. Negative blocks: a split launch in which this many blocks measure a sequence. Negative slots: one for each
-# block of logits.
-GRIDS = [
-    {"blocks": blocks, "threads": threads, "slots": slots, "measured": measured}
-    for blocks, threads, slots, measured in (
-        (2, 64, -1, False), (-3, 64, 0, False), (1, 32, 2, True), (4, 32, 1, False), (2, 96, 0, True),
-        (-1, 128, 0, False), (3, 32, -1, True), (2, 64, 3, False), (1, 32, 2, False), (2, 64, 4, True),
-        (2, 96, 0, False), (3, 32, -1, False),
-    )
-]  # fmt: skip
-RECURRENT = ("conv_window", "delta_step", "ssd_step")  # whose functions are in recurrent_kernels.py
+THREADS = (64, 128, 32, 96, 256)  # of a block, at most
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 FLAGS = ("-std=c++20", "-shared", "-fPIC", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Werror")
 _seeds = itertools.count()
-_grids = itertools.cycle(GRIDS)
+_threads = itertools.cycle(THREADS)
 
 pointer, int64, int32, boolean = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_bool
 
@@ -81,24 +70,6 @@ class SpeculativeStepParams(ctypes.Structure):
     ]  # fmt: skip
 
 
-class VerifyTreeParams(ctypes.Structure):
-    _fields_ = [
-        ("target", LogitRows), ("node_tokens", pointer), ("parents", pointer), ("draft", LogitRows), ("d2t", pointer),
-        ("num_nodes", pointer), ("sampling", SamplingArguments), ("seed", pointer), ("position", pointer),
-        ("batch", int64), ("nodes", int64), ("vocabulary", int64), ("depth", int64), ("rule", int64), ("path", pointer),
-        ("tokens", pointer), ("num_accepted", pointer), ("num_emitted", pointer), ("status", pointer),
-    ]  # fmt: skip
-
-
-class DraftChildrenParams(ctypes.Structure):
-    _fields_ = [
-        ("logits", pointer), ("dtype", int32), ("row_stride", int64), ("batch", int64), ("vocabulary", int64),
-        ("sampling", SamplingArguments), ("drafts", pointer), ("depth", int64), ("d2t", pointer), ("seed", pointer),
-        ("position", pointer), ("offset", pointer), ("width", int64), ("sampled", boolean), ("tokens", pointer),
-        ("log_q", pointer), ("cutoff", pointer), ("lse", pointer), ("status", pointer),
-    ]  # fmt: skip
-
-
 @functools.cache
 def library() -> ctypes.CDLL:
     """The compiled kernels, built once for all test processes, and again if a source has changed. SPECDEC_SIMT_FLAGS:
@@ -109,26 +80,20 @@ def library() -> ctypes.CDLL:
     built = Path(tempfile.gettempdir()) / f"specdec-simt-{os.getuid()}-{digest}.so"
     if not built.exists():
         mine = built.with_suffix(f".{os.getpid()}")
-        units = [HERE / f"{name}.cpp" for name in ("simt", "recurrent", "machine")]
+        units = [HERE / f"{name}.cpp" for name in ("simt", "machine")]
         subprocess.run(["g++", *flags, *units, "-o", mine], check=True)
         mine.replace(built)
     loaded = ctypes.CDLL(str(built))
-    for name in (*OPERATIONS, *RECURRENT):
+    for name in OPERATIONS:
         getattr(loaded, name).restype = ctypes.c_char_p
     return loaded
 
 
 class Counts(ctypes.Structure):
-    """What kernels have done: bulk copies and their bytes, loads of 16 bytes of logits and where these were, atomic
-    additions and how many were to one word, and the barriers that a thread of the last cluster passed."""
+    """What kernels have done: loads of 16 bytes of logits, atomic additions and how many were to one word, launches and
+    their blocks."""
 
-    _fields_ = [
-        (name, int64)
-        for name in (
-            "copies", "copied", "loads", "from_device", "from_shared", "additions", "most", "block_barriers",
-            "cluster_barriers",
-        )
-    ]  # fmt: skip
+    _fields_ = [(name, int64) for name in ("loads", "additions", "most", "launches", "blocks")]
 
 
 def take_counts() -> Counts:
@@ -164,8 +129,8 @@ def allowed_rows(allowed: torch.Tensor | None, keep: list) -> AllowedRows:
     return AllowedRows(address(allowed, keep), 0 if allowed is None else allowed.shape[-1])
 
 
-def call(name: str, params: ctypes.Structure, *grid: int) -> None:
-    fault = getattr(library(), name)(ctypes.byref(params), *grid, ctypes.c_uint64(next(_seeds)))
+def call(name: str, params: ctypes.Structure, threads: int) -> None:
+    fault = getattr(library(), name)(ctypes.byref(params), threads, ctypes.c_uint64(next(_seeds)))
     assert fault == b"", fault.decode()
 
 
@@ -176,14 +141,9 @@ def serve() -> None:
     def operation(stem: str, backend: str, device_type: str) -> Callable:
         if backend != "cuda" or device_type != "cpu":
             return real(stem, backend, device_type)
-        grid = next(_grids)
-        if stem in RECURRENT:
-            from . import recurrent_kernels
+        return functools.partial(OPERATIONS[stem], threads=next(_threads))
 
-            return functools.partial(getattr(recurrent_kernels, stem), threads=grid["threads"])
-        return functools.partial(OPERATIONS[stem], **grid)
-
-    api.operation = tree_api.operation = recurrent_api.operation = operation
+    api.operation = operation
 
 
 def dense_rows(logits: torch.Tensor | None) -> torch.Tensor | None:
@@ -192,8 +152,7 @@ def dense_rows(logits: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def draft_step(
-    logits, sampling, drafts, d2t, allowed, seed, position, offset, rule, blocks: int = 2, threads: int = 64,
-    slots: int = 0, measured: bool = False,
+    logits, sampling, drafts, d2t, allowed, seed, position, offset, rule, threads: int = 64,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
     logits = dense_rows(logits)
     (batch, vocabulary), keep = logits.shape, []
@@ -205,7 +164,7 @@ def draft_step(
         address(seed, keep), address(position, keep), offset, RULES[rule] == "coupled",
         *(t.data_ptr() for t in out),
     )  # fmt: skip
-    call("draft_step", params, blocks, threads, slots, measured)
+    call("draft_step", params, threads)
     return out
 
 
@@ -218,8 +177,7 @@ def logit_rows(logits: torch.Tensor | None) -> LogitRows:
 
 def speculative_step(
     target_logits, draft_tokens, draft_logits, draft_cutoff, draft_lse, d2t, num_drafts, sampling, allowed,
-    masked_drafts, seed, position, rule, log_probs, blocks: int = 2, threads: int = 64, slots: int = 0,
-    measured: bool = False,
+    masked_drafts, seed, position, rule, log_probs, threads: int = 64,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
     target_logits, draft_logits = dense_rows(target_logits), dense_rows(draft_logits)
     (batch, rows, vocabulary), keep = target_logits.shape, []
@@ -239,46 +197,8 @@ def speculative_step(
         num_emitted.data_ptr(),
         *(t.data_ptr() if log_probs else None for t in logs),
     )  # fmt: skip
-    call("speculative_step", params, blocks, threads, slots, measured)
+    call("speculative_step", params, threads)
     return tokens, num_accepted, status, num_emitted, *logs
 
 
-def draft_children(
-    logits, sampling, drafts, d2t, seed, position, offset, width, sampled, blocks: int = 2, threads: int = 64,
-    slots: int = 0, measured: bool = False,
-) -> tuple[torch.Tensor, ...]:  # fmt: skip
-    logits = dense_rows(logits)
-    (batch, vocabulary), keep = logits.shape, []
-    out = (
-        torch.full((batch, width), -7), torch.full((batch, width), float("nan")),
-        *(torch.full((batch,), float("nan")) for _ in range(2)), torch.full((batch,), -7, dtype=torch.int32),
-    )  # fmt: skip
-    params = DraftChildrenParams(
-        logits.data_ptr(), DTYPES[logits.dtype], logits.stride(0) * logits.element_size(), batch, vocabulary,
-        sampling_arguments(sampling, keep), address(drafts, keep),
-        0 if drafts is None else drafts.shape[1], address(d2t, keep), address(seed, keep), address(position, keep),
-        address(offset, keep), width, sampled, *(t.data_ptr() for t in out),
-    )  # fmt: skip
-    call("draft_children", params, blocks, threads, slots)
-    return out
-
-
-def verify_tree(
-    target_logits, node_tokens, parents, draft_logits, d2t, num_nodes, sampling, seed, position, rule, depth,
-    blocks: int = 2, threads: int = 64, slots: int = 0, measured: bool = False,
-) -> tuple[torch.Tensor, ...]:  # fmt: skip
-    target_logits, draft_logits = dense_rows(target_logits), dense_rows(draft_logits)
-    (batch, rows, vocabulary), keep = target_logits.shape, []
-    path, tokens = (torch.full((batch, depth + 1), -7) for _ in range(2))
-    counts = [torch.full((batch,), -7, dtype=torch.int32) for _ in range(3)]
-    params = VerifyTreeParams(
-        logit_rows(target_logits), address(node_tokens, keep), address(parents, keep), logit_rows(draft_logits),
-        address(d2t, keep), address(num_nodes, keep), sampling_arguments(sampling, keep),
-        address(seed, keep), address(position, keep), batch, rows - 1, vocabulary, depth, rule, path.data_ptr(),
-        tokens.data_ptr(), *(t.data_ptr() for t in counts),
-    )  # fmt: skip
-    call("verify_tree", params, blocks, threads, slots)
-    return path, tokens, *counts
-
-
-OPERATIONS = {f.__name__: f for f in (draft_step, speculative_step, draft_children, verify_tree)}
+OPERATIONS = {f.__name__: f for f in (draft_step, speculative_step)}

@@ -1,82 +1,67 @@
-// The host's implementation of csrc/cuda/simt.h: a thread is a fiber, which meets the others at barriers. Fibers take
-// turns, also at accesses to shared memory, in a random order that a seed determines. Every such access is checked: it
-// must lie in a block's memory, the memory must have been written before, and a barrier must separate it from what
-// other threads do there.
+// The host's implementation of csrc/cuda/simt.h: a thread is a fiber, which meets the others of its block at barriers.
+// Fibers take turns, also at accesses to memory, in a random order that a seed determines. Every access to shared
+// memory and to the memory between launches is checked: it must lie there, what it reads must have been written before,
+// and a barrier must separate it from what other threads of the block do there. No block may read what another one of
+// the same launch writes, nor write there.
 #pragma once
 
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <string>
-#include <vector>
 
 #include "../../csrc/core/hd.h"
 
 namespace specdec::simt {
 
-// Counts of the barriers that a thread has passed. A cluster's barrier has two halves: what a thread does between them
-// is ordered by the next one only. Barriers at which threads only arrive order nothing, and are not counted.
+// Counts of the barriers that a thread has passed.
 struct Passed {
-  uint32_t warp = 0, block = 0, arrived = 0, cluster = 0;
+  uint32_t warp = 0, block = 0;
 };
 
-struct Meeting;
-struct Block;
-
 struct Fiber {
-  Block* block;
   int thread;
   Passed passed = {};
-  std::map<const uint64_t*, int> waited = {};  // how many copies of each arrival
-  int meetings = 0;                            // barriers of the cluster that the thread has left
-  bool arrived = false, releases = false;      // at one that it has not left; as one of those that order
   void* stack_pointer = nullptr;
   void* stack = nullptr;
   bool done = false;
 };
 
-enum class Access { kRead, kWrite, kAdd, kCopy };
+enum class Access { kRead, kWrite, kAdd };
 
 // The fiber that runs.
 extern thread_local Fiber* current;
 
 int thread();
 int num_threads();
-int block_in_cluster();
-int blocks_in_cluster();
-int64_t cluster();
+int block_x();
+int block_y();
+int block_z();
+int blocks_x();
 void sync_warp();
 void sync_block();
-void arrive_cluster();
-void arrive_only();
-void wait_cluster();
-void sync_cluster();
 char* shared_memory();
-char* in_block(char* place, int block);
 void access(const void* place, int size, Access kind);  // another fiber may run first
-// The same if it is shared memory or scratch.
-void look_at(const void* place, int size, Access kind = Access::kRead);
-// A copy arrives at some time before a wait for it ends. Until then its bytes may have any value.
-void init(uint64_t* arrival);
-void copy_bulk(void* to, const void* from, int bytes, uint64_t* arrival);
-void wait(uint64_t* arrival, int round);
+void count_load();
 // What threads have done.
 struct Counts {
-  int64_t copies, copied;                    // bulk copies begun, and their bytes
-  int64_t loads;                             // of 16 bytes of logits
-  int64_t from_device, from_shared;          // bytes of these
-  int64_t additions, most;                   // atomic additions, and how many of a run were to one word
-  int64_t block_barriers, cluster_barriers;  // that the first thread of the last cluster passed
+  int64_t loads;            // of 16 bytes of logits, and of single ones
+  int64_t additions, most;  // atomic additions, and how many of a run were to one word
+  int64_t launches, blocks;
 };
 Counts take_counts();  // since the last call
 // Every thread of the warp contributes 16 bytes. Returns all [32][16], which stay valid until the next exchange but
 // one.
 const char* exchange(const void* bytes, int size);
 
-// Runs body() in every thread of a grid, in an order that `seed` determines. `scratch` is device memory that is checked
-// like shared memory, except against other clusters and launches. Returns the first fault, or "".
-std::string run(int64_t clusters, int blocks, int threads, int shared, uint64_t seed, const std::function<void()>& body,
-                char* scratch = nullptr, int64_t scratch_size = 0);
+// The memory between launches, which all launches until the next call see; nothing in it has been written.
+void use_scratch(char* memory, int64_t size);
+
+struct GridSize {
+  int64_t x, y, z;
+};
+
+// Runs body() in every thread of a grid, in an order that `seed` determines. Returns the first fault, or "".
+std::string run(GridSize grid, int threads, int64_t shared, uint64_t seed, const std::function<void()>& body);
 
 template <class T>
 T shuffle(T value, int lane) {
@@ -92,13 +77,13 @@ inline uint32_t ballot(bool value) {
   return bits;
 }
 
-// Pairs lanes at half the distance each time, as on a GPU.
-template <class T, class Combine>
+// Pairs lanes at `first`, then at twice that distance each time, as on a GPU.
+template <int first = 1, int last = 16, class T, class Combine>
 T reduce(T value, Combine combine) {
   const char* all = exchange(&value, sizeof(T));
   T of[32];
   for (int lane = 0; lane < 32; ++lane) memcpy(&of[lane], all + 16 * lane, sizeof(T));
-  for (int distance = 16; distance > 0; distance /= 2) {
+  for (int distance = first; distance <= last; distance *= 2) {
     T next[32];
     for (int lane = 0; lane < 32; ++lane) next[lane] = combine(of[lane], of[lane ^ distance]);
     memcpy(of, next, sizeof(of));
@@ -106,9 +91,12 @@ T reduce(T value, Combine combine) {
   return of[thread() % 32];
 }
 
-template <class T>
-T* in_block(T* place, int block) {
-  return reinterpret_cast<T*>(in_block(reinterpret_cast<char*>(place), block));
+inline uint32_t total(uint32_t value) {
+  return reduce(value, [](uint32_t a, uint32_t b) { return a + b; });
+}
+
+inline uint32_t largest(uint32_t value) {
+  return reduce(value, [](uint32_t a, uint32_t b) { return a > b ? a : b; });
 }
 
 template <class T>
@@ -123,25 +111,18 @@ void write(T* place, T value) {
   *place = value;
 }
 
-inline void prefetch(const void*) {}
-inline void prefetch(const char*, int) {}
+template <class T>
+T fresh(const T* place) {
+  return read(place);
+}
+
 inline void start_next_launch() {}  // launches do not overlap here
 inline void wait_for_launch_before() {}
-
-inline char* opaque(char* place) { return place; }
 
 inline float half_to_float(uint32_t bits) {
   const uint32_t magnitude = bits & 0x7fffu;
   const uint32_t finite = as_bits(as_float(magnitude << 13) * 0x1p112f);
   return as_float((magnitude >= 0x7c00u ? (magnitude << 13) | 0x7f800000u : finite) | (bits & 0x8000u) << 16);
-}
-
-inline uint32_t float_to_half(float value) {
-  const uint32_t bits = as_bits(value), magnitude = bits & 0x7fffffffu, sign = bits >> 16 & 0x8000u;
-  if (magnitude > 0x7f800000u) return 0x7fffu;
-  if (magnitude >= 0x477ff000u) return sign | 0x7c00u;
-  if (magnitude < 0x38800000u) return sign | static_cast<uint32_t>(nearbyintf(as_float(magnitude) * 0x1p24f));
-  return sign | (magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1u)) >> 13;
 }
 
 inline float larger(float a, float b) { return a != a ? a : b != b ? b : a > b ? a : b; }
@@ -163,11 +144,12 @@ inline uint32_t larger_float16(uint32_t a, uint32_t b) {
   return larger_halves(a, b, [](uint32_t bits) { return half_to_float(bits); });
 }
 
-inline uint32_t count_bits(uint32_t bits) { return static_cast<uint32_t>(__builtin_popcount(bits)); }
+inline int count_bits(uint32_t bits) { return __builtin_popcount(bits); }
+inline int lowest_bit(uint32_t bits) { return __builtin_ctz(bits); }
 
 inline float exp2_of(float x) { return x < -126.0f ? 0.0f : exp2f(x); }
 
-inline float inverse_sqrt(float x) { return 1.0f / sqrtf(x); }
+inline float quotient(float a, float b) { return a / b; }
 
 inline uint32_t add(uint32_t* place, uint32_t value) {
   access(place, sizeof(value), Access::kAdd);

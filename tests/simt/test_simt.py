@@ -40,78 +40,28 @@ def kernels(tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize(("name", "result"), [("row_max", 4095.0), ("sum_copies", 1023 * 512.0)])
-def test_a_right_kernel_has_no_fault(kernels, name, result):
-    assert {kernels(name, 0, seed) for seed in range(20)} == {("", result)}
+def test_a_right_kernel_has_no_fault(kernels):
+    assert {kernels("max", 0, seed) for seed in range(20)} == {("", 4095.0)}
 
 
 @pytest.mark.parametrize(
     ("bug", "words"),
     [
-        (1, ("race", "never written")),  # a missing barrier of a block; which fault is seen depends on the order
-        (2, ("race", "never written")),  # a barrier of the block instead of the cluster
-        (3, ("race",)),
-        (4, ("deadlock",)),
-        (5, ("outside",)),
-        (6, ("never written",)),
-        (7, ("aligned",)),
-        (8, ("has ended",)),
-        (9, ("says that it runs",)),
-        (10, ("race", "never written")),  # a write between the halves of a barrier
-        (11, ("race", "never written")),  # a barrier that orders nothing
-        (12, ("arrives again",)),
-        (13, ("has not arrived",)),
+        (1, ("race", "never written")),  # a missing barrier; which fault is seen depends on the order
+        (2, ("race",)),
+        (3, ("deadlock",)),
+        (4, ("outside",)),
+        (5, ("never written",)),
+        (6, ("aligned",)),
+        (7, ("another block",)),
+        (8, ("another block", "never written")),
+        (9, ("never written",)),
     ],
 )
 def test_a_bug_is_found_in_every_order(kernels, bug, words):
     for seed in range(20):
-        fault, _ = kernels("row_max", bug, seed)
+        fault, _ = kernels("max", bug, seed)
         assert any(word in fault for word in words), (seed, fault)
-
-
-@pytest.mark.parametrize(
-    ("bug", "words"),
-    [
-        (1, ("not aligned",)),
-        (2, ("never initialised",)),
-        (3, ("race", "never written")),  # others wait before a barrier tells them that the arrival is initialised
-        (4, ("may still write", "never written", "another one has")),  # nobody waits for the copy
-        (5, ("another round",)),
-        (6, ("race", "another one has")),  # the next copy while lanes still read
-        (8, ("may still write", "writes what is read")),  # a read after the next copy has begun
-        (9, ("in flight",)),
-    ],
-)
-def test_a_bug_in_copies_is_found_in_every_order(kernels, bug, words):
-    for seed in range(20):
-        fault, _ = kernels("sum_copies", bug, seed)
-        assert any(word in fault for word in words), (seed, fault)
-
-
-def test_a_wrong_copy_gives_a_wrong_result(kernels):
-    """A bug that breaks no rule of the machine can only be seen in the result."""
-    assert all(kernels("sum_copies", 7, seed) == ("", 1023 * 512.0 - 128 * 4 * 128) for seed in range(5))
-
-
-@pytest.mark.parametrize("rule", ["token", "block"])
-@pytest.mark.parametrize("slots", [0, 1, 2, 3, -1])
-@pytest.mark.parametrize(("dtype", "draft_dtype"), [(torch.bfloat16, torch.float32), (torch.float32, torch.float16)])
-def test_slots_hold_logits_of_target_and_draft(rule, slots, dtype, draft_dtype):
-    """Rows stay in their slots, or a residual's two rows reuse the slots of the target's rows."""
-    inputs = random_step(3, 3, 4096, dtype=dtype, draft_dtype=draft_dtype, stats=True, rule=rule, top_k=(0, 4, 0))
-    want, margin = inputs.reference()
-    got = simt.kernels.speculative_step(*inputs.operands(), blocks=2, threads=64, slots=slots)
-    assert_same_step(SpeculativeStep(*got), want, margin)
-
-
-@pytest.mark.parametrize("slots", [0, 2, -1])
-@pytest.mark.parametrize("log_probs", [False, True])
-def test_a_warp_with_more_blocks_than_lanes(slots, log_probs):
-    """Its lanes hold the statistics of 32 blocks of logits until these are written."""
-    inputs = random_step(1, 4, 8192, stats=True, log_probs=log_probs)  # 40 blocks
-    want, margin = inputs.reference()
-    got = simt.kernels.speculative_step(*inputs.operands(), blocks=1, threads=32, slots=slots)
-    assert_same_step(SpeculativeStep(*got), want, margin)
 
 
 FLAT_ROWS = {
@@ -137,15 +87,14 @@ def test_filters_read_flat_rows_few_times(kind, setting):
     assert torch.equal(drawn.cutoff, expected.cutoff)
     reads = work.loads / (8192 / 4)
     between = len(setting) * (1 if kind == "constant" else 3)
-    assert 2 + between <= reads < 3 + between  # also of the one block that a token is drawn from
+    assert 2 + between <= reads < 3 + between  # what is kept is read to be summed
     assert work.most <= 8192 / 8 and work.additions < 2.2 * 8192 * len(setting)
 
 
-@pytest.mark.parametrize("slots", [0, 2, -1])
-@pytest.mark.parametrize("vocabulary", [2050, 3083])  # the last granule but one of 2050 logits ends behind the row
+@pytest.mark.parametrize("vocabulary", [2050, 3083])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rows_begin_and_end_anywhere(slots, vocabulary, dtype):
-    """Such rows are copied ahead as well, and nothing around them counts."""
+def test_rows_begin_and_end_anywhere(vocabulary, dtype):
+    """Nothing around them counts, and they have the statistics of rows that begin with whole vectors."""
 
     def spoiled(t: torch.Tensor) -> torch.Tensor:
         wide = torch.full((*t.shape[:2], vocabulary + 3 + vocabulary % 2), math.nan, dtype=t.dtype)
@@ -156,11 +105,8 @@ def test_rows_begin_and_end_anywhere(slots, vocabulary, dtype):
     inputs.draft_logits -= 40.0
     want, margin = inputs.reference()
     target, tokens, draft, *others = inputs.operands()
-    simt.kernels.take_counts()
-    grid = {"blocks": 2, "threads": 64, "slots": slots}
-    got = simt.kernels.speculative_step(spoiled(target), tokens, spoiled(draft), *others, **grid)
+    got = simt.kernels.speculative_step(spoiled(target), tokens, spoiled(draft), *others, threads=64)
     assert_same_step(SpeculativeStep(*got), want, margin)
-    assert (simt.kernels.take_counts().copies > 0) == (slots != 0)
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])
@@ -169,7 +115,7 @@ def test_a_draft_row_with_a_fault_has_no_cutoff(rule):
     inputs = random_step(2, 3, 2048, top_k=20, rule=rule)
     inputs.draft_logits[:, 1] = math.nan
     want, margin = inputs.reference()
-    got = simt.kernels.speculative_step(*inputs.operands(), blocks=2, threads=64, slots=-1)
+    got = simt.kernels.speculative_step(*inputs.operands(), threads=64)
     assert_same_step(SpeculativeStep(*got), want, margin)
 
 
@@ -192,4 +138,4 @@ def test_sanitizers():
         text=True,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    assert done.stdout.splitlines() == ["80 steps", "91 steps of recurrent layers"]
+    assert done.stdout.splitlines() == ["80 steps"]

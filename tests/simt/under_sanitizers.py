@@ -7,7 +7,6 @@ import itertools
 
 import torch
 from simt import kernels
-from simt.test_recurrent_kernels import LAYERS, PLACES, feeds
 
 from specdec_kernels.ops import RULES
 from specdec_kernels.testing import random_step
@@ -26,26 +25,18 @@ def main() -> None:
             continue
         more = {"temperature": (0.0, 0.7, 1.3), "rule": rule, "log_probs": True, "drafter": "cpu"}
         inputs = random_step(3, 2, vocabulary, **more, **sampling, **q)
-        grid = kernels.GRIDS[steps % len(kernels.GRIDS)]
-        got = kernels.speculative_step(*inputs.operands(), **grid)
+        threads = kernels.THREADS[steps % len(kernels.THREADS)]
+        got = kernels.speculative_step(*inputs.operands(), threads=threads)
         # The reference would take most of the time here. test_parity.py compares with it what runs without sanitizers.
         assert torch.equal(got[0], inputs.run("cpu").tokens)
         if rule != "block":
             kernels.draft_step(
                 inputs.target_logits[:, 1], inputs.sampling(), inputs.draft_tokens[:, :1].contiguous(), None,
                 None if inputs.allowed is None else inputs.allowed[:, 1], inputs.seed, inputs.position, 1,
-                RULES.index(rule), **grid,
+                RULES.index(rule), threads=threads,
             )  # fmt: skip
         steps += 1
     print(f"{steps} steps")
-    kernels.serve()
-    of_layers = 0
-    for kind, dtype in zip(LAYERS, itertools.cycle(kernels.DTYPES)):
-        layer = LAYERS[kind](backend="cuda", dtype=dtype, window=PLACES)
-        for fed, *how in feeds(of_layers):
-            assert layer.feed(fed, *how).isfinite().all()
-            of_layers += 1
-    print(f"{of_layers} steps of recurrent layers")
 
 
 if __name__ == "__main__":

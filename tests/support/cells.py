@@ -37,6 +37,7 @@ TESTS = 10_000  # an upper bound of their number, which tests/kernels/test_chi_s
 LEVEL = FAMILY / TESTS
 DRAWS, NIGHTLY = 100_000, 10_000_000
 BIG_BACKENDS = ("cpu", "triton", "cuda") if torch.cuda.is_available() else ("cpu",)
+BIG_TREE_BACKENDS = tuple(b for b in BIG_BACKENDS if b != "cuda")
 
 INF = float("inf")
 ROWS = 8  # cells in a batch

@@ -1,9 +1,8 @@
-"""The machine code of a file in csrc/cuda/, which needs nvcc but no GPU."""
+"""The machine code of kernels in csrc/cuda/, which needs nvcc but no GPU."""
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -27,13 +26,6 @@ class Kernel:
         return [i for block in self.blocks for i in block.instructions]
 
 
-def plain_name(kernel: str) -> str:
-    """A kernel's name without namespaces, from its mangled or its whole name; with the numbers of a template."""
-    (found,) = re.findall(r"(?:\d|::|^)([a-z_]+_kernel)(?:I((?:Li\d+E)+)E|<([\d, ]+)>)?", kernel)
-    numbers = re.findall(r"\d+", found[1] + found[2])
-    return found[0] + (f"<{', '.join(numbers)}>" if numbers else "")
-
-
 def disassembler() -> str:
     """nvdisasm of the toolkit, or the one that Triton brings along."""
     import triton
@@ -44,15 +36,23 @@ def disassembler() -> str:
     return found
 
 
-def compiled(source: str, architecture: str, folder: Path) -> list[Kernel]:
-    cubin = folder / "kernels.cubin"
-    command = [NVCC, *FLAGS, f"-arch={architecture}", ROOT / "csrc/cuda" / f"{source}.cu", "-o", cubin]
-    told = subprocess.run(command, check=True, capture_output=True, text=True)
+def compiled(kernels: list[str], architecture: str, folder: Path) -> dict[str, Kernel]:
+    """Some of the kernels in csrc/cuda/, such as "sums_kernel<Any>(StepWork)", by these names."""
+    source, cubin = folder / "kernels.cu", folder / "kernels.cubin"
+    asked = [k.replace("(", "(const __grid_constant__ ") for k in kernels]
+    lines = [f'#include "{ROOT}/csrc/cuda/stages.h"', "using namespace specdec::cuda;"]
+    source.write_text("\n".join([*lines, *(f"template __global__ void specdec::cuda::{k};" for k in asked), ""]))
+    told = subprocess.run(
+        [NVCC, *FLAGS, f"-arch={architecture}", source, "-o", cubin], check=True, capture_output=True, text=True
+    )
     listing = subprocess.run([disassembler(), "-c", "-gi", cubin], check=True, capture_output=True, text=True)
-    used = {plain_name(str(k["kernel"])): k for k in ptxas_report(told.stdout + told.stderr)}
-    found = []
+    found = {}
+    reports = {str(k["kernel"]): k for k in ptxas_report(told.stdout + told.stderr)}
     for mangled, blocks in sass.kernels(listing.stdout).items():
-        of_kernel = used[name := plain_name(mangled)]
+        whole = subprocess.run(["c++filt", mangled], capture_output=True, text=True, check=True).stdout.strip()
+        of_kernel = reports[whole.split("(")[0]]
         spilled = int(str(of_kernel["spill_stores"])) + int(str(of_kernel["spill_loads"]))
-        found.append(Kernel(name, int(str(of_kernel["registers"])), spilled, blocks))
+        name = whole.removeprefix("void ").replace("specdec::cuda::", "").replace(" >", ">")
+        found[name] = Kernel(name, int(str(of_kernel["registers"])), spilled, blocks)
+    assert found.keys() == set(kernels)
     return found

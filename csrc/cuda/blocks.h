@@ -1,0 +1,206 @@
+// A warp's block of logits: which of them a thread has, and how they are loaded and measured.
+#pragma once
+
+#include "../core/params.h"
+#include "../core/softmax.h"
+#include "simt.h"
+
+namespace specdec::cuda {
+
+using simt::kWarp;
+
+constexpr int kEach = kBlock / kWarp;  // logits of a block that a thread has
+constexpr int kVector = 8;             // how many of these are neighbours
+constexpr int kParts = 4;              // of a block: the logits of 8 neighbouring lanes, whose maxima filters use
+
+SPECDEC_DEVICE int lane() { return simt::thread() & (kWarp - 1); }
+SPECDEC_DEVICE int warp() { return static_cast<int>(static_cast<uint32_t>(simt::thread()) / kWarp); }
+SPECDEC_DEVICE int num_warps() { return static_cast<int>(static_cast<uint32_t>(simt::num_threads()) / kWarp); }
+
+// The index within the block of a thread's i-th logit.
+SPECDEC_DEVICE int place_of(int i) { return i / kVector * (kVector * kWarp) + lane() * kVector + i % kVector; }
+
+SPECDEC_HD int blocks_of(int64_t logits) { return static_cast<int>((logits + kBlock - 1) / kBlock); }
+
+// A format of logits in words of 32 bits: how many are in a word, the word of which all are -inf, the i-th of a word,
+// the larger ones of two words (NaN where one of them is), and a logit in memory, as bits and as a number.
+struct Float32 {
+  static constexpr Dtype kDtype = Dtype::kFloat32;
+  static constexpr int kInWord = 1;
+  static constexpr uint32_t kLowest = 0xff800000u;
+  SPECDEC_DEVICE static float logit(uint32_t word, int) { return as_float(word); }
+  SPECDEC_DEVICE static uint32_t larger(uint32_t a, uint32_t b) {
+    return as_bits(simt::larger(as_float(a), as_float(b)));
+  }
+  SPECDEC_DEVICE static uint32_t bits(const char* data, int64_t i) {
+    return reinterpret_cast<const uint32_t*>(data)[i];
+  }
+};
+
+struct BFloat16 {
+  static constexpr Dtype kDtype = Dtype::kBFloat16;
+  static constexpr int kInWord = 2;
+  static constexpr uint32_t kLowest = 0xff80ff80u;
+  SPECDEC_DEVICE static float logit(uint32_t word, int i) { return as_float(i == 0 ? word << 16 : word & 0xffff0000u); }
+  SPECDEC_DEVICE static uint32_t larger(uint32_t a, uint32_t b) { return simt::larger_bfloat16(a, b); }
+  SPECDEC_DEVICE static uint32_t bits(const char* data, int64_t i) {
+    return reinterpret_cast<const uint16_t*>(data)[i];
+  }
+};
+
+struct Float16 {
+  static constexpr Dtype kDtype = Dtype::kFloat16;
+  static constexpr int kInWord = 2;
+  static constexpr uint32_t kLowest = 0xfc00fc00u;
+  SPECDEC_DEVICE static float logit(uint32_t word, int i) {
+    return simt::half_to_float(i == 0 ? word & 0xffffu : word >> 16);
+  }
+  SPECDEC_DEVICE static uint32_t larger(uint32_t a, uint32_t b) { return simt::larger_float16(a, b); }
+  SPECDEC_DEVICE static uint32_t bits(const char* data, int64_t i) {
+    return reinterpret_cast<const uint16_t*>(data)[i];
+  }
+};
+
+// Calls function(format).
+template <class Function>
+SPECDEC_DEVICE void with_format(Dtype dtype, const Function& function) {
+  if (dtype == Dtype::kBFloat16) {
+    function(BFloat16());
+  } else if (dtype == Dtype::kFloat16) {
+    function(Float16());
+  } else {
+    function(Float32());
+  }
+}
+
+// A thread's logits of a block, as they are in memory.
+template <class Format>
+struct Logits {
+  static constexpr int kWords = kEach / Format::kInWord, kBytes = 4 / Format::kInWord;
+  static constexpr int kInLoad = 4 * Format::kInWord;  // logits in 16 bytes
+  uint32_t word[kWords];
+
+  SPECDEC_DEVICE float operator[](int i) const { return Format::logit(word[i / Format::kInWord], i % Format::kInWord); }
+
+  // The logits of a block that are -inf but for a 0 at this place, if the block has it.
+  SPECDEC_DEVICE static Logits only(int64_t place) {
+    Logits logits;
+#pragma unroll
+    for (int i = 0; i < kEach; i += Format::kInWord) {
+      const uint32_t first = Format::kInWord == 2 ? 0xffff0000u : 0u;
+      uint32_t its = place_of(i) == place ? Format::kLowest & first : Format::kLowest;
+      if (Format::kInWord == 2 && place_of(i + 1) == place) its = Format::kLowest & ~first;
+      logits.word[i / Format::kInWord] = its;
+    }
+    return logits;
+  }
+
+  // Whether a block can be loaded 16 bytes at a time. `left`: how many logits there are to the row's end.
+  SPECDEC_DEVICE static bool aligned(const char* data, int left) {
+    return reinterpret_cast<uintptr_t>(data) % 16 == 0 && left >= kBlock;
+  }
+
+  // A block, or its part up to the row's end, that has whole vectors of 16 bytes.
+  SPECDEC_DEVICE void load_vectors(const char* data, int left) {
+#pragma unroll
+    for (int i = 0; i < kEach; i += kInLoad) {
+      simt::Bytes16 bytes = {{Format::kLowest, Format::kLowest, Format::kLowest, Format::kLowest}};
+      if (place_of(i) < left) bytes = simt::load16(data + kBytes * place_of(i));
+#pragma unroll
+      for (int k = 0; k < 4; ++k) word[i / Format::kInWord + k] = bytes.word[k];
+    }
+  }
+
+  SPECDEC_DEVICE void load_aligned(const char* data) {
+#pragma unroll
+    for (int i = 0; i < kEach; i += kInLoad) {
+      const simt::Bytes16 bytes = simt::load16(data + kBytes * place_of(i));
+#pragma unroll
+      for (int k = 0; k < 4; ++k) word[i / Format::kInWord + k] = bytes.word[k];
+    }
+  }
+
+  // One logit at a time, so that nothing behind the row is read, and little code does it.
+  SPECDEC_DEVICE void load_single(const char* data, int left) {
+#pragma unroll
+    for (int i = 0; i < kEach; i += Format::kInWord) {
+      uint32_t all = Format::kLowest;
+      if (place_of(i) < left) all = Format::bits(data, place_of(i)) | (Format::kInWord == 2 ? all & 0xffff0000u : 0u);
+      if constexpr (Format::kInWord == 2) {
+        if (place_of(i + 1) < left) all = (all & 0xffffu) | Format::bits(data, place_of(i + 1)) << 16;
+      }
+      word[i / Format::kInWord] = all;
+    }
+  }
+
+  SPECDEC_DEVICE void load(const char* data, int left) {
+    aligned(data, left) ? load_aligned(data) : load_single(data, left);
+  }
+
+  // A whole block that begins anywhere, in a row that goes on for 16 bytes at least: from the two 16-byte granules in
+  // which each 16 bytes lie. What lies before the block in its first granule belongs to the same allocation.
+  SPECDEC_DEVICE void load_shifted(const char* data) {
+    const int shift = static_cast<int>(reinterpret_cast<uintptr_t>(data) % 16);
+#pragma unroll
+    for (int i = 0; i < kEach; i += kInLoad) {
+      const char* from = data - shift + kBytes * place_of(i);
+      const simt::Bytes16 low = simt::load16(from), high = simt::load16(from + 16);
+      uint32_t both[8] = {low.word[0],  low.word[1],  low.word[2],  low.word[3],
+                          high.word[0], high.word[1], high.word[2], high.word[3]};
+      // An array with a variable index would lie in memory.
+#pragma unroll
+      for (int k = 0; k < 6; ++k) both[k] = (shift & 8) != 0 ? both[k + 2] : both[k];
+#pragma unroll
+      for (int k = 0; k < 5; ++k) both[k] = (shift & 4) != 0 ? both[k + 1] : both[k];
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        word[i / Format::kInWord + k] =
+            static_cast<uint32_t>((uint64_t{both[k + 1]} << 32 | both[k]) >> 8 * (shift & 2));
+      }
+    }
+  }
+
+  // The largest logit that this thread has, one for each place in a word.
+  SPECDEC_DEVICE uint32_t max() const {
+    uint32_t largest = word[0];
+#pragma unroll
+    for (int i = 1; i < kWords; ++i) largest = Format::larger(largest, word[i]);
+    return largest;
+  }
+};
+
+// Four neighbouring numbers in shared memory.
+struct alignas(16) Four {
+  float of[4];
+
+  SPECDEC_DEVICE static Four at(const float* place) { return simt::read(reinterpret_cast<const Four*>(place)); }
+};
+
+// Statistics of a block: its largest logit, NaN if any is NaN, and the sum of weights relative to it.
+struct alignas(8) Stats {
+  float max, sum;
+};
+
+struct Sum {
+  SPECDEC_HD float operator()(float a, float b) const { return a + b; }
+};
+struct Larger {
+  SPECDEC_DEVICE float operator()(float a, float b) const { return simt::larger(a, b); }
+};
+
+// By a warp: the sum of the weights of its logits relative to the largest. The order of additions is the same for every
+// format and address. x(i) is this thread's i-th logit. `scale`: log2(e) / temperature. One operation a logit makes its
+// exponent; what the offset lost by rounding, which is the same for all, is made good at the end.
+template <class Values>
+SPECDEC_DEVICE float sum_of_weights(const Values& x, float max, float scale) {
+  const float reference = max == -INFINITY ? 0.0f : max, offset = -reference * scale;
+  float even = 0.0f, odd = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kEach; i += 2) {
+    even += simt::exp2_of(fmaf(x(i), scale, offset));
+    odd += simt::exp2_of(fmaf(x(i + 1), scale, offset));
+  }
+  return simt::reduce(even + odd, Sum()) * simt::exp2_of(-fmaf(reference, scale, offset));
+}
+
+}  // namespace specdec::cuda
