@@ -52,13 +52,16 @@ def fails_in_an_object(grammar: Grammar, tokenizer: Any) -> Grammar:
 
 def let_objects_fail(monkeypatch, tokenizer: Any) -> None:
     """What is compiled from OBJECT fails after its first brace."""
-    own = GrammarCompiler.compile
 
-    def compile(self, source, *more):
-        grammar = own(self, source, *more)
-        return fails_in_an_object(grammar, tokenizer) if source.text == OBJECT.text else grammar
+    def failing(own: Callable) -> Callable:
+        def called(self, source, *more):
+            grammar = own(self, source, *more)
+            return grammar if grammar is None or source.text != OBJECT.text else fails_in_an_object(grammar, tokenizer)
 
-    monkeypatch.setattr(GrammarCompiler, "compile", compile)
+        return called
+
+    for name in ("tried", "kept"):
+        monkeypatch.setattr(GrammarCompiler, name, failing(getattr(GrammarCompiler, name)))
 
 
 def _limited(vocabulary: Any, text: str, items: int) -> Callable[[], Any]:

@@ -60,7 +60,9 @@ def _remembers(p: LogitsProcessor, ids: torch.Tensor, vocab_size: int) -> bool:
         alone(torch.cat((ids, first.argmax(-1, keepdim=True)), 1), scores.clone())  # type: ignore[arg-type]
         again = alone(ids, scores.clone())  # type: ignore[arg-type]
         return not torch.equal(first.nan_to_num(), again.nan_to_num())
-    except Exception:  # what it raises, or returns instead of scores, ends its sequence alone, once it is decoded
+    except BaseException as error:  # what it raises ends its sequence alone, once it is decoded
+        if not is_failure(error):
+            raise
         return False
 
 
