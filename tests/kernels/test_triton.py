@@ -60,12 +60,13 @@ def test_compiles_ahead_of_time(target, variants, tmp_path):
         number = re.search(r"(\w+) instructions", line)[1]
         assert number == "unknown" or int(number) <= 4 * 300, line
     assert len(measuring) == 1
-    spilled = [re.search(r"(\w+) bytes spilled", line)[1] for line in lines]
-    if "unknown" in spilled:
+    found = [(line.split()[0], re.search(r"(\w+) bytes spilled", line)[1]) for line in lines]
+    if "unknown" in dict(found).values():
         pytest.skip("compiled; registers are unknown, as this build of Triton has no cuobjdump that runs")
-    # Triton 3.6's assembler spills some, to fit one more program on a multiprocessor.
+    # Triton 3.6's assembler spills some, to fit one more program on a multiprocessor. With a table, ``select`` searches
+    # for every token of its tile.
     most = 32 if triton.__version__.startswith("3.6") and target != "gfx942" else 0
-    assert max(map(int, spilled)) <= most, done.stdout
+    assert all(int(spilled) <= (128 if name == "select_kernel" else most) for name, spilled in found), done.stdout
 
 
 def test_launch_table():
