@@ -34,6 +34,7 @@ KERNELS = {
     "decide_tree_kernel", "first_children_kernel", "decide_children_kernel", "conv_window_kernel", "delta_step_kernel",
     "ssd_step_kernel", "store_kernel",
 }  # fmt: skip
+OTHERS = {"compact_kernel", "rms_norm_kernel", "rotate_kernel", "gated_kernel"}  # launched as Triton sees fit
 INF = float("inf")
 
 
@@ -54,18 +55,19 @@ def test_compiles_ahead_of_time(target, variants, tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     lines = done.stdout.splitlines()
-    assert {line.split()[0] for line in lines} == KERNELS | {"compact_kernel"}
+    assert {line.split()[0] for line in lines} == KERNELS | OTHERS
     measuring = [line for line in lines if line.startswith("measure_kernel") and "'N': 4" in line]
     for line in measuring:  # while so many run, an H200 reads a block: docs/cuda.md
         number = re.search(r"(\w+) instructions", line)[1]
         assert number == "unknown" or int(number) <= 4 * 300, line
     assert len(measuring) == 1
-    spilled = [re.search(r"(\w+) bytes spilled", line)[1] for line in lines]
-    if "unknown" in spilled:
+    found = [(line.split()[0], re.search(r"(\w+) bytes spilled", line)[1]) for line in lines]
+    if "unknown" in dict(found).values():
         pytest.skip("compiled; registers are unknown, as this build of Triton has no cuobjdump that runs")
-    # Triton 3.6's assembler spills some, to fit one more program on a multiprocessor.
+    # Triton 3.6's assembler spills some, to fit one more program on a multiprocessor. With a table, ``select`` searches
+    # for every token of its tile.
     most = 32 if triton.__version__.startswith("3.6") and target != "gfx942" else 0
-    assert max(map(int, spilled)) <= most, done.stdout
+    assert all(int(spilled) <= (128 if name == "select_kernel" else most) for name, spilled in found), done.stdout
 
 
 def test_launch_table():
