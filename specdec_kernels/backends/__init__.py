@@ -68,7 +68,7 @@ def _loaded(stem: str, backend: str, device_type: str) -> str:
         allowed = ", ".join(repr(str(b)) for b in Backend)
         raise ValueError(f"backend: got {backend!r}, allowed: {allowed}")
     if backend == Backend.AUTO:
-        fastest = (Backend.CPU,) if device_type == "cpu" else (Backend.CUDA, Backend.TRITON)
+        fastest: tuple[Backend, ...] = (Backend.CPU,) if device_type == "cpu" else (Backend.CUDA, Backend.TRITON)
         fastest = tuple(b for b in fastest if b != Backend.CUDA or stem in OF_CUDA)
         backend = next((b for b in fastest if unavailable(b, device_type) is None), Backend.REFERENCE)
     elif backend == Backend.CUDA and stem not in OF_CUDA:
