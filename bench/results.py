@@ -197,7 +197,7 @@ RESULTS = (
     Result("recurrent.avx2", f"{RECURRENT_STEP} 1 --json {{json}}", RECURRENT, 2, "avx2"),
     Result("recurrent.two_threads", f"{RECURRENT_STEP} 2 --json {{json}}", RECURRENT, 2),
     Result(
-        "goals", "bench/bench_kernels.py goals --device cuda --seconds 1.2 --compile-seconds 0 --json {json}", OF_CUDA,
+        "goals", "bench/bench_kernels.py goals --device cuda --seconds 0.4 --compile-seconds 0 --json {json}", OF_CUDA,
         2, gpu="h200",
     ),
     Result(
