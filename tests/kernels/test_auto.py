@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from specdec_kernels.backends import OF_CUDA
 
 GOALS = Path(__file__).resolve().parents[2] / "bench" / "results" / "h200" / "goals.json"
