@@ -50,8 +50,8 @@ MUTATIONS: list[Mutation] = [
                 "    const Row row = draft_row(j > 0 ? j - 1 : j);\n    if constexpr",
             ),
             "cuda-mapped-q-stays-at-its-first-token": ("        at += there;\n", ""),
-            "cuda-block-sums-too-few-rows": ("if (tested.u < w * 1.0001f)", "if (tested.u < w * 0.5f)"),
-            "cuda-block-is-sure-of-one-draft-more": ("if (w == 1.0f) sure = j + 1;", "if (w > 0.8f) sure = j + 1;"),
+            "cuda-block-sums-too-few-rows": ("if (tested.u < w * 1.0001f)", "if (tested.u < w * 0.05f)"),
+            "cuda-block-is-sure-of-one-draft-more": ("if (w == 1.0f) sure = j + 1;", "if (w > 0.5f) sure = j + 1;"),
         },
     ),
     *mutations(
@@ -65,7 +65,7 @@ MUTATIONS: list[Mutation] = [
         {
             "cuda-best-first-ends-with-the-first-mass": (
                 "if (score_of(best) >= bound * rounding) break;",
-                "if (best != 0) break;",
+                "if (best != 0 && bound * rounding >= 0.0f) break;",
             ),
             "cuda-best-first-visits-one-round": ("if (first + warps >= n) break;", "break;"),
             "cuda-order-read-before-all-scores-are-there": ("  simt::sync_block();  // all scores are there\n", ""),
