@@ -75,7 +75,7 @@ MUTATIONS: list[Mutation] = [
             ),
             "cuda-joint-tests-with-the-ratio-alone": (
                 "const float keep = drafted ? keep_probability(w, simt::read(&s.memory.total[j])) : w;",
-                "const float keep = w;",
+                "const float keep = drafted ? fminf(w, 1.0f + simt::read(&s.memory.total[j])) : w;",
             ),
             "cuda-totals-read-before-they-are-summed": (
                 "  simt::sync_block();\n  int kept = sure;\n",
