@@ -295,6 +295,11 @@ def test_several_blocks(rule):
     compare(inputs, inputs.target_logits[:, 1] if rule == "coupled" else None)
 
 
+def test_races_over_several_blocks():
+    """Rule `coupled` without filters: ``measure`` runs its race, of one block of 1024 at a time."""
+    compare(random_step(3, 2, 2100, rule="coupled", random_state=3))
+
+
 def test_blocks_that_stand_in_part():
     """Their residual has a weight, which is not 1 with these drafts."""
     for state in (2, 4, 5, 6):

@@ -106,7 +106,7 @@ MUTATIONS: list[Mutation] = [
     ),
     *mutations(
         "specdec_kernels/backends/triton/measure.py",
-        "tests/kernels/test_triton.py::test_several_blocks",
+        "tests/kernels/test_triton.py::test_races_over_several_blocks",
         {
             "triton-coupled-races-of-the-first-blocks": (
                 "race_tokens(rows, b, j, block, x, largest, raced, there)",
