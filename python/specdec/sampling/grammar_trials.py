@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from multiprocessing import spawn
 from typing import IO, NamedTuple, cast
 
 # Modules are looked for where this process looks for them, and nowhere else.
@@ -143,7 +144,7 @@ class _Process:
 
     def __init__(self, vocabulary: Vocabulary | None, trials: weakref.ref[GrammarTrials]):
         self._child = subprocess.Popen(
-            [sys.executable, "-I", "-c", _COMMAND, *map(os.path.abspath, sys.path)],
+            [_python(), "-I", "-c", _COMMAND, *_import_path()],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "MALLOC_ARENA_MAX": "1"},  # more of them would count as memory that a grammar takes
@@ -180,6 +181,21 @@ class _Process:
         status = self._child.wait()
         if (owner := trials()) is not None:
             owner._lost(self, status)
+
+
+def _python() -> str:
+    """Raises OSError where this process is an application that has Python in itself, which would start again."""
+    python = os.fsdecode(spawn.get_executable() or "")  # which such an application may set
+    if not python or getattr(sys, "frozen", False) and python == sys.executable:
+        raise OSError("no interpreter is known; name one with multiprocessing.set_executable")
+    return python
+
+
+def _import_path() -> list[str]:
+    try:
+        return [os.path.abspath(entry) for entry in sys.path]
+    except FileNotFoundError:  # the current folder is there no more, and nothing can be relative to it
+        return [entry for entry in sys.path if os.path.isabs(entry)]
 
 
 @functools.cache
