@@ -124,6 +124,7 @@ class GrammarTrials:
     def _lost(self, process: _Process, status: int) -> None:
         """The process has ended, which it does not by itself."""
         with self._lock:
+            process.close()
             if self._process is process:
                 self._process = None
                 for number, job in list(self._jobs.items()):
@@ -153,8 +154,7 @@ class _Process:
         self._input, self._output = cast("IO[bytes]", self._child.stdin), cast("IO[bytes]", self._child.stdout)
         threading.Thread(target=self._read, args=(trials,), name="specdec-grammar-trials", daemon=True).start()
         self.write({} if vocabulary is None else vocabulary._asdict())
-        if (owner := trials()) is not None:
-            weakref.finalize(owner, self._close)
+        self.close = weakref.finalize(trials() or self, _close, self._input)
 
     def write(self, line: dict) -> None:
         with contextlib.suppress(BrokenPipeError):  # it has ended, which the reading thread sees
@@ -167,10 +167,6 @@ class _Process:
                 os.dup2(null.fileno(), pipe.fileno(), inheritable=False)
         self._child.returncode = 0  # it is no child of this process
 
-    def _close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._input.close()
-
     def _read(self, trials: weakref.ref[GrammarTrials]) -> None:
         for line in self._output:
             told = json.loads(line)
@@ -181,6 +177,11 @@ class _Process:
         status = self._child.wait()
         if (owner := trials()) is not None:
             owner._lost(self, status)
+
+
+def _close(pipe: IO[bytes]) -> None:
+    with contextlib.suppress(OSError):
+        pipe.close()
 
 
 def _python() -> str:
