@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from multiprocessing import spawn
 from pathlib import Path
 
 import numpy as np
@@ -84,8 +85,11 @@ def test_a_process_that_was_killed_is_started_again_for_those_who_wait(compiler)
     waiting = [compiler.trial(regex(f"killed{i}")) for i in range(3)]
     os.kill(child_of(compiler), signal.SIGKILL)
     assert all(each.result(SECONDS).words == "" for each in waiting)
-    os.kill(child_of(compiler), signal.SIGKILL)
-    assert compiler.compile(regex("again"))
+    open_files = len(os.listdir("/proc/self/fd"))
+    for i in range(3):
+        os.kill(child_of(compiler), signal.SIGKILL)
+        assert compiler.compile(regex(f"again{i}"))
+    _until(lambda: len(os.listdir("/proc/self/fd")) <= open_files)
 
 
 def test_a_fork_has_a_process_of_its_own(compiler):
@@ -98,6 +102,27 @@ def test_a_fork_has_a_process_of_its_own(compiler):
             os._exit(2)
     assert os.waitpid(pid, 0)[1] == 0 and child_of(compiler) == mine
     assert "takes more" in waiting.result(SECONDS).words
+
+
+def test_an_application_that_has_python_in_itself_is_not_started_again(pair, monkeypatch):
+    for settings in ({"executable": None}, {"frozen": True}):
+        with monkeypatch.context() as patch:
+            for name, value in settings.items():
+                patch.setattr(sys, name, value, raising=False)
+            if "executable" in settings:
+                patch.setattr(spawn, "_python_exe", None)
+            made = GrammarCompiler(pair[2], len(pair[2]), [0])
+            with pytest.raises(ValueError, match=r"^field: .*multiprocessing.set_executable"):
+                made.compile(regex("frozen"), "field")
+
+
+def test_the_current_folder_may_be_gone(pair, monkeypatch, tmp_path):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    gone.rmdir()
+    assert GrammarCompiler(pair[2], len(pair[2]), [0]).compile(regex("gone")).source == regex("gone")
 
 
 def test_it_ends_with_its_compiler(pair):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from decimal import Decimal
 
 import pytest
@@ -123,3 +124,32 @@ def test_a_pattern_of_what_is_listed_is_refused(given):
 @pytest.mark.parametrize("given", CLEAR)
 def test_other_patterns_are_not(given):
     check_source(schema(given))
+
+
+CONTROLS = [
+    '^[^"]*$',
+    r"^[^/\\]+$",
+    r"[\u0000-\u001f]",
+    r"\p{Cc}",
+    '^[^\\n"]$',
+    r"^a[b]\[[^\]\\]*$",
+    '^[^a-z&&[^x]]|[^"]$',
+]
+KEPT = [r'^[^"\u0000]*$', r"^[^/\\\r\n]+$", "^[^a-z]+$", r"^\[[^\]]*\]$", r"^\P{L}*$", "[]a]", r"\\p"]
+
+
+@pytest.mark.parametrize("pattern", CONTROLS)
+def test_a_class_to_which_the_library_adds_a_quote_is_refused(pattern):
+    for given in ({"type": "string", "pattern": pattern}, {"type": "object", "patternProperties": {pattern: {}}}):
+        for made in (schema({"items": given}), lark(f"start: %json {json.dumps(given)}")):
+            with pytest.raises(ValueError, match=r"^field: .* would match .* as well, unless it leaves .u0000 out"):
+                check_source(made, "field")
+
+
+@pytest.mark.parametrize("pattern", KEPT)
+def test_other_classes_match_what_they_should(pattern):
+    made = schema({"type": "string", "pattern": pattern})
+    check_source(made)
+    for character in '"\\a/]\n[é':
+        read = pattern.replace(r"\P{L}", r"[^\W\d_]").replace(r"[^\W\d_]*", r"\W*")
+        assert accepted(made, json.dumps(character, ensure_ascii=False)) == bool(re.search(read, character))

@@ -9,10 +9,11 @@ import random
 import resource
 import signal
 import threading
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from .grammar_limits import LANES, MEMORY_BYTES, SECONDS, Lane, library_limits
-from .schema_checks import patterns_beside_names, schemas_in
+from .schema_checks import classes_in, patterns_beside_names, patterns_of, schemas_in
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -65,7 +66,7 @@ def verdict(vocabulary: LLTokenizer | None, grammar: str) -> str:
     from llguidance import LLMatcher
 
     try:
-        if told := _ambiguous(grammar):
+        for told in (*_ambiguous(grammar), *_unquoted(grammar)):
             return told
         if vocabulary is None:
             words = LLMatcher.validate_grammar(grammar, limits=library_limits())
@@ -78,14 +79,24 @@ def verdict(vocabulary: LLTokenizer | None, grammar: str) -> str:
         return str(error) or type(error).__name__
 
 
-def _ambiguous(grammar: str) -> str:
+def _ambiguous(grammar: str) -> Iterator[str]:
     """The library joins the schemas of a property that is listed, and matches a pattern as well, in a way that leaves
     some texts without an end."""
     for schema in schemas_in(grammar):
         for pattern, name in patterns_beside_names(schema):
             if _finds(pattern, name):
-                return f"patternProperties {pattern!r:.60} matches {name!r:.60}, which is listed for the same object"
-    return ""
+                yield f"patternProperties {pattern!r:.60} matches {name!r:.60}, which is listed for the same object"
+
+
+def _unquoted(grammar: str) -> Iterator[str]:
+    """Where a class of a pattern has all control characters, the library writes a quote and a backslash as well."""
+    from llguidance import LLMatcher
+
+    for part in {part for s in schemas_in(grammar) for pattern in patterns_of(s) for part in classes_in(pattern)}:
+        plain = text_matcher(LLMatcher.grammar_from_regex(part))
+        for character in '"\\' if not plain.is_error() else "":
+            if _finds(f"^{part}$", character) and not plain.deep_copy().consume_tokens([ord(character)]):
+                yield f"in a pattern, {part:.60} would match {character} as well, unless it leaves \\u0000 out"
 
 
 def text_matcher(grammar: str) -> LLMatcher:

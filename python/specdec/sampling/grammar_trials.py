@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from multiprocessing import spawn
 from typing import IO, NamedTuple, cast
 
 # Modules are looked for where this process looks for them, and nowhere else.
@@ -123,6 +124,7 @@ class GrammarTrials:
     def _lost(self, process: _Process, status: int) -> None:
         """The process has ended, which it does not by itself."""
         with self._lock:
+            process.close()
             if self._process is process:
                 self._process = None
                 for number, job in list(self._jobs.items()):
@@ -143,7 +145,7 @@ class _Process:
 
     def __init__(self, vocabulary: Vocabulary | None, trials: weakref.ref[GrammarTrials]):
         self._child = subprocess.Popen(
-            [sys.executable, "-I", "-c", _COMMAND, *map(os.path.abspath, sys.path)],
+            [_python(), "-I", "-c", _COMMAND, *_import_path()],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "MALLOC_ARENA_MAX": "1"},  # more of them would count as memory that a grammar takes
@@ -152,8 +154,7 @@ class _Process:
         self._input, self._output = cast("IO[bytes]", self._child.stdin), cast("IO[bytes]", self._child.stdout)
         threading.Thread(target=self._read, args=(trials,), name="specdec-grammar-trials", daemon=True).start()
         self.write({} if vocabulary is None else vocabulary._asdict())
-        if (owner := trials()) is not None:
-            weakref.finalize(owner, self._close)
+        self.close = weakref.finalize(trials() or self, _close, self._input)
 
     def write(self, line: dict) -> None:
         with contextlib.suppress(BrokenPipeError):  # it has ended, which the reading thread sees
@@ -166,10 +167,6 @@ class _Process:
                 os.dup2(null.fileno(), pipe.fileno(), inheritable=False)
         self._child.returncode = 0  # it is no child of this process
 
-    def _close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._input.close()
-
     def _read(self, trials: weakref.ref[GrammarTrials]) -> None:
         for line in self._output:
             told = json.loads(line)
@@ -180,6 +177,26 @@ class _Process:
         status = self._child.wait()
         if (owner := trials()) is not None:
             owner._lost(self, status)
+
+
+def _close(pipe: IO[bytes]) -> None:
+    with contextlib.suppress(OSError):
+        pipe.close()
+
+
+def _python() -> str:
+    """Raises OSError where this process is an application that has Python in itself, which would start again."""
+    python = os.fsdecode(spawn.get_executable() or "")  # which such an application may set
+    if not python or getattr(sys, "frozen", False) and python == sys.executable:
+        raise OSError("no interpreter is known; name one with multiprocessing.set_executable")
+    return python
+
+
+def _import_path() -> list[str]:
+    try:
+        return [os.path.abspath(entry) for entry in sys.path]
+    except FileNotFoundError:  # the current folder is there no more, and nothing can be relative to it
+        return [entry for entry in sys.path if os.path.isabs(entry)]
 
 
 @functools.cache

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from decimal import Decimal
 from typing import Any
@@ -18,6 +19,8 @@ _DEEPEST, _MOST_VALUES = 64, 4_096  # compiling takes the square of the number o
 _OWN = "x-guidance"  # by this key the library is told how to read a schema, so it is no sender's
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _IN_PLACE = ("allOf", "anyOf", "oneOf")
+# What begins and ends a class, in which a bracket is none at first; other escapes are passed by.
+_OF_CLASSES = re.compile(r"\\[pP](?:\{[^}]*\}|.)|\\.|\[\^?\]?|\]", re.DOTALL)
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 
 
@@ -61,9 +64,8 @@ def check_schema(name: str, schema: object) -> None:
 
 
 def _check_keywords(name: str, schema: Mapping[str, Any]) -> None:
-    for pattern in (schema.get("pattern"), *_keys(schema.get("patternProperties"))):
-        if isinstance(pattern, str):
-            check_repeats(name, pattern)
+    for pattern in _patterns(schema):
+        check_repeats(name, pattern)
     if _OWN in schema:
         refuse(name, f'the keyword "{_OWN}"', "keywords of JSON Schema")
     for keyword in ("const", "enum", *_BOUNDS):
@@ -76,6 +78,11 @@ def _check_keywords(name: str, schema: Mapping[str, Any]) -> None:
     if isinstance(least, (int, float)) and least > listed + 1:
         allowed = f"up to {listed + 1}, those that are required and one more: the library may write one key twice"
         refuse(name, f"minProperties {least}", allowed)
+
+
+def _patterns(schema: Mapping[str, Any]) -> Iterator[str]:
+    found = schema.get("pattern"), *_keys(schema.get("patternProperties"))
+    return (pattern for pattern in found if isinstance(pattern, str))
 
 
 def _numbers(value: object) -> Iterator[int | float]:
@@ -116,6 +123,28 @@ def patterns_beside_names(root: Any) -> Iterator[tuple[str, str]]:
                 seen |= new
                 yield from sorted(new)
         level = [part for each in level for part in _parts(each)]
+
+
+def patterns_of(root: object) -> Iterator[str]:
+    """Yields the regular expressions of a schema."""
+    level = [root]
+    while level:
+        for each in level:
+            if isinstance(each, Mapping):
+                yield from _patterns(each)
+        level = [part for each in level for part in _parts(each)]
+
+
+def classes_in(regex: str) -> Iterator[str]:
+    """Yields the classes of characters: those in brackets, and those of Unicode."""
+    depth = start = 0
+    for found in _OF_CLASSES.finditer(regex):
+        opens, closes = found[0].startswith("["), found[0] == "]" and depth > 0
+        if depth == 0:
+            start = found.start()
+        depth += opens - closes
+        if depth == 0 and (closes or found[0].startswith(("\\p", "\\P"))):
+            yield regex[start : found.end()]
 
 
 def _parts(schema: object) -> Iterator[Any]:
