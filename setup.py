@@ -50,6 +50,17 @@ def cuda_home() -> str | None:
     return str(Path(nvcc).resolve().parents[1])
 
 
+def version_of(compiler: str) -> str:
+    """What it says of itself. Ends the build in a line where it is not there."""
+    try:
+        return subprocess.run([*shlex.split(compiler), "--version"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        why = error.strerror if isinstance(error, OSError) else f"it ends with {error.returncode}"
+        raise SystemExit(
+            f"specdec needs a C++20 compiler: {compiler!r} ({why}); install g++ or clang, or set CXX"
+        ) from None
+
+
 def cuda_extension(home: str) -> CppExtension:
     cpp_extension.CUDA_HOME = home  # which torch ignores where it has no CUDA itself
     asked = os.environ.setdefault("TORCH_CUDA_ARCH_LIST", CUDA_ARCHITECTURES)
@@ -78,10 +89,7 @@ class KeepObjects(BuildExtension):
         asked = self.build_temp
         super().finalize_options()
         compilers = [cpp_extension.get_cxx_compiler(), *([f"{home}/bin/nvcc"] if home else [])]
-        known = [
-            subprocess.run([*shlex.split(compiler), "--version"], capture_output=True, text=True, check=True).stdout
-            for compiler in compilers
-        ]
+        known = [version_of(compiler) for compiler in compilers]
         key = hashlib.sha256(repr((torch.__version__, torch.version.git_version, known)).encode()).hexdigest()[:12]
         self.build_temp = asked or os.path.join("build", f"objects-{key}")
 

@@ -35,7 +35,8 @@ def draft_step(
         logits: [B, V] raw draft logits, float32, bfloat16 or float16 (float64 with ``backend="reference"``); any
             strides (a last dimension that is not dense is copied). -inf masks a token. Never written.
         params: sampling parameters, for the whole batch or for each sequence.
-        seed: [B] int64, or one int for all sequences: the key of a sequence's noise.
+        seed: [B] int64, or one int for all sequences: the key of a sequence's noise. Rows with one seed and position
+            share their noise, so equal logits draw equal tokens: for independent draws give each row a seed.
         position: [B] int64, or one int, >= 0: absolute position of the *step's* first token. It is the same for all K
             drafts of the step.
         offset: which draft of the step this is, 0 .. K-1.

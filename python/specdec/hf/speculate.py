@@ -99,6 +99,8 @@ def speculate(
     if draft_model is not None and drafter is not None:
         refuse("drafter", "one beside draft_model", "one of them")
     refuse_unloaded("draft_model", draft_model)
+    if draft_model is not None and not isinstance(draft_model, torch.nn.Module | Drafter):
+        refuse("draft_model", f"a {type(draft_model).__name__}", "a causal LM; other drafters are drafter=")
     if drafter is not None and not isinstance(drafter, Drafter):
         refuse("drafter", shown(drafter), "a drafter such as SuffixDrafter(); a model is draft_model")
     if num_drafts is not None and not isinstance(num_drafts, AdaptiveDrafts):

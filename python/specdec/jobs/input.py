@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 LONGEST = 2**24  # characters of a line, or of a file that is one prompt
 
 
+MOST_TOLD = 10  # wrong lines of a file
+
+
 class InputError(ValueError):
     """Names the file, the line (from 1), the key, what was given and what is allowed."""
 
@@ -164,12 +167,24 @@ def _each(
     path: Path, numbered: Iterator[tuple[int, str]], read: Callable[[str, int], L], ids: dict[str | int, int]
 ) -> Iterator[tuple[int, str, L]]:
     """The number of each line, the line, and what ``read`` makes of it; ``ids`` gets the number of the line of each.
-    Raises InputError if an id comes twice, or there is no prompt."""
+    Raises InputError, after the last line or MOST_TOLD wrong ones, if a line is wrong, an id comes twice, or there is
+    no prompt."""
+    wrong: dict[int, InputError] = {}
     for number, text in numbered:
-        line = _read(read, path, number, len(ids), text)
-        if (first := ids.setdefault(line.id, number)) != number:
-            raise _error(path, number, f"id: got {shown(line.id)}, which line {first} has, allowed: every id once")
+        try:
+            line = _read(read, path, number, len(ids), text)
+            if (first := ids.setdefault(line.id, number)) != number:
+                raise _error(path, number, f"id: got {shown(line.id)}, which line {first} has, allowed: every id once")
+        except InputError as error:
+            wrong[number] = error
+            if len(wrong) == MOST_TOLD:
+                break
+            continue
         yield number, text, line
+    if wrong:
+        first, *others = wrong
+        told = f"; so is line {others[0]}" if len(others) == 1 else f"; so are lines {', '.join(map(str, others))}"
+        raise InputError(f"{wrong[first]}{told if others else ''}")
     if not ids:
         raise InputError(f"got {_name(path)} without a prompt, allowed: at least one line that is not empty")
 

@@ -52,18 +52,27 @@ def read_processors(
 
 def _remembers(p: LogitsProcessor, ids: torch.Tensor, vocab_size: int) -> bool:
     """Whether ``p`` answers differently when it is shown a text [1, n] again, with one token more in between, as it
-    happens where a draft is rejected."""
+    happens where a draft is rejected; or counts how often it is shown it, so that it will sooner or later."""
     alone = LogitsProcessorList([p])  # which hands on no arguments that ``p`` does not take
     scores = torch.linspace(-4.0, 4.0, vocab_size, device=ids.device)[None]
     try:
         first = alone(ids, scores.clone())  # type: ignore[arg-type]  # declared as LongTensor and FloatTensor
         alone(torch.cat((ids, first.argmax(-1, keepdim=True)), 1), scores.clone())  # type: ignore[arg-type]
         again = alone(ids, scores.clone())  # type: ignore[arg-type]
-        return not torch.equal(first.nan_to_num(), again.nan_to_num())
+        counted = _counts(p)
+        alone(ids, scores.clone())  # type: ignore[arg-type]
+        return counted != _counts(p) or not torch.equal(first.nan_to_num(), again.nan_to_num())
     except BaseException as error:  # what it raises ends its sequence alone, once it is decoded
         if not is_failure(error):
             raise
         return False
+
+
+def _counts(p: LogitsProcessor) -> dict[str, object]:
+    """The numbers that a processor has as attributes, and the lengths of its lists."""
+    own = vars(p.processor if isinstance(p, OfRow) else p)
+    numbers = {name: value for name, value in own.items() if isinstance(value, int | float | str)}
+    return numbers | {name: len(value) for name, value in own.items() if isinstance(value, list | dict | set)}
 
 
 class OfRow(LogitsProcessor):
