@@ -130,7 +130,7 @@ def test_hostile_grammars_cost_little(compiler, name):
 
 def test_a_missing_package_is_refused_by_name(tokenizer, monkeypatch):
     monkeypatch.setitem(sys.modules, "llguidance", None)
-    with pytest.raises(ValueError, match=r"^grammar: .*llguidance.*pip install 'specdec\[grammar\]'"):
+    with pytest.raises(ValueError, match=r"^grammar: .*llguidance.*pip install 'specdec-kernels\[grammar\]'"):
         GrammarCompiler(tokenizer, 4096, [0])
 
 
