@@ -207,7 +207,7 @@ def _decode(grammar, seed: int, tokens: int) -> None:
     masks.begin(0, grammar)
     for _ in range(tokens):
         mask = masks.after(masks.send(torch.zeros(1, 0, dtype=torch.int64)))[0, 0].numpy()
-        if masks.errors:
+        if masks.failures:
             return
         allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")[: grammar.vocab_size])
         if not len(allowed := allowed[allowed != 0]):
