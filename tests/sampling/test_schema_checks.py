@@ -153,3 +153,12 @@ def test_other_classes_match_what_they_should(pattern):
     for character in '"\\a/]\n[é':
         read = pattern.replace(r"\P{L}", r"[^\W\d_]").replace(r"[^\W\d_]*", r"\W*")
         assert accepted(made, json.dumps(character, ensure_ascii=False)) == bool(re.search(read, character))
+
+
+@pytest.mark.parametrize(
+    "value", [{1, 2}, object(), Decimal(1), 10**5000, float("nan")], ids=lambda value: type(value).__name__
+)
+def test_what_json_cannot_write_is_refused_by_name(value):
+    for given in ({"const": value}, {"default": value}):
+        with pytest.raises(ValueError, match="^field: got "):
+            schema(given, "field")

@@ -59,7 +59,11 @@ class GrammarSource:
         if not isinstance(schema, Mapping):
             refuse(name, shown(schema), "a JSON Schema: a JSON object")
         check_schema(name, schema)
-        return cls("json_schema", _check_length(name, json.dumps(schema, ensure_ascii=False)))
+        try:
+            text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
+        except (TypeError, ValueError) as error:  # other objects, and integers of more digits than Python writes
+            refuse(name, f"a schema that cannot be written ({error})", "values of JSON")
+        return cls("json_schema", _check_length(name, text))
 
     @classmethod
     def regex(cls, regex: str, name: str = "grammar") -> GrammarSource:

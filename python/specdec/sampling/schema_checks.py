@@ -72,7 +72,7 @@ def _check_keywords(name: str, schema: Mapping[str, Any]) -> None:
         for number in _numbers(schema[keyword]) if keyword in schema else ():
             if not _is_kept(number):
                 allowed = "integers up to 2^53, others of up to 15 digits and 22 places: the library rounds the rest"
-                refuse(name, f"{keyword} with {getattr(number, 'text', number)!s:.60}", allowed)
+                refuse(name, f"{keyword} with {_digits(number):.60}", allowed)
     required = schema.get("required")
     least, listed = schema.get("minProperties"), len(set(map(str, required))) if isinstance(required, list) else 0
     if isinstance(least, (int, float)) and least > listed + 1:
@@ -90,6 +90,12 @@ def _numbers(value: object) -> Iterator[int | float]:
     while level:
         yield from (each for each in level if isinstance(each, (int, float)))
         level = [inner for each in level for inner in _inside(each)]
+
+
+def _digits(number: int | float) -> str:
+    if isinstance(number, int) and number.bit_length() > 256:  # of many thousand digits, Python writes none
+        return f"an integer of {number.bit_length()} bits"
+    return str(getattr(number, "text", number))
 
 
 def _is_kept(number: int | float) -> bool:
