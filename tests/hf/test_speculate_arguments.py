@@ -222,7 +222,8 @@ def test_what_else_the_model_would_be_fed_is_refused():
         ({"num_drafts": 2.0}, "num_drafts: got 2.0"),
         ({"drafter": object(), "draft_model": object()}, "drafter: got one beside draft_model"),
         ({"draft_tokenizer": object()}, "draft_model: got None with draft_tokenizer"),
-        ({"draft_tokenizer": object(), "draft_model": object()}, "tokenizer: got None with draft_tokenizer"),
+        ({"draft_tokenizer": object(), "draft_model": torch.nn.Module()}, "tokenizer: got None with draft_tokenizer"),
+        ({"draft_model": object()}, "draft_model: got a object, allowed: a causal LM"),
         ({"stop_strings": "a"}, "tokenizer: got None with stop_strings"),
     ],
 )
@@ -235,7 +236,7 @@ def test_models_and_drafts_that_the_loop_cannot_drive():
     target, draft = tunable_pair(0.3)
     for speculator, message in (
         (speculate(tiny_model("gpt2").train(False), confidence=2.0), "^confidence: got 2.0"),
-        (speculate(object()), "^draft: got object"),
+        (speculate(torch.nn.Linear(2, 2)), "^draft: got Linear"),
     ):
         with pytest.raises(ValueError, match=message):
             target.generate(**ragged(), max_new_tokens=3, custom_generate=speculator)

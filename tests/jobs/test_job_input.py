@@ -57,7 +57,7 @@ from support.jobs import job_refused, write_prompts
         (b'{"prompt": "x", "logit_bias": {"1": 1, "1": 2}}', "line 1 of 'F': keys: got '1' twice"),
         (b'{"prompt": "x", "logit_bias": {"01": 1}}', "line 1 of 'F': logit_bias: got id '01', allowed: ids as"),
         (b'{"prompt": "x", "logit_bias": {"4096": 1}}', "line 1 of 'F': logit_bias: got id 4096, allowed: ids from 0"),
-        (b'{"prompt": "x", "logit_bias": {"7": "1"}}', "line 1 of 'F': logit_bias: got '1' for id 7, allowed: a finit"),
+        (b'{"prompt": "x", "logit_bias": {"7": "1"}}', "line 1 of 'F': logit_bias: got '1' for id 7, allowed: "),
         (b'{"prompt": "x", "banned_tokens": [4096]}', "line 1 of 'F': banned_tokens: got id 4096, allowed: ids from 0"),
         (b'{"prompt": "x", "banned_tokens": 7}', "line 1 of 'F': banned_tokens: got 7, allowed: a list of ids"),
         (b'{"prompt": "x", "banned_tokens": null}', "line 1 of 'F': banned_tokens: got None, allowed: a list of ids"),
