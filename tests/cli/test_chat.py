@@ -101,7 +101,7 @@ def test_wrong_commands_change_nothing():
         "/k -1": "/k: got '-1', allowed: an integer >= 0, or auto",
         "/rule typical": "/rule: rule: got 'typical', allowed: 'token', 'block', 'coupled'",
         "/temperature hot": "/temperature: got 'hot', allowed: a number",
-        "/temperature -1": "/temperature: temperature: got -1.0, allowed: 0 (greedy), or finite",
+        "/temperature -1": "/temperature: temperature: got -1.0, allowed: 0 (greedy), or 0.001",
         "/top-k 2.5": "/top-k: got '2.5', allowed: an integer",
         "/top-p 2": "/top-p: top_p: got 2.0, allowed: 0 to 1 (1 is off)",
         "/seed 9223372036854775808": "/seed: got '9223372036854775808', allowed: an integer from ",

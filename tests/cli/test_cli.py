@@ -178,7 +178,7 @@ def test_logits_without_a_distribution_are_told(pair, tmp_path):
         (["x", "--temperature", "nan"], "--temperature: got nan, allowed: 0 (greedy)"),
         (["x", "--temperature", "inf"], "--temperature: got inf, allowed: 0 (greedy)"),
         (["x", "--temperature", "1e39"], "--temperature: got inf, allowed: 0 (greedy)"),
-        (["x", "--temperature", "1e-9"], "--temperature: got 1e-09, allowed: 0 (greedy), or finite and >="),
+        (["x", "--temperature", "1e-9"], "--temperature: got 1e-09, allowed: 0 (greedy), or 0.001 to 1e+30"),
         (["x", "--top-k", "-1"], "--top-k: got -1, allowed: an integer >= 1, or 0 (off)"),
         (["x", "--top-p", "1.5"], "--top-p: got 1.5, allowed: 0 to 1 (1 is off)"),
         (["x", "--min-p", "nan"], "--min-p: got nan, allowed: 0 to 1 (0 is off)"),

@@ -119,7 +119,7 @@ def test_no_file(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="path: cannot read .*model.gguf' as a GGUF file"):
         convert_gguf(tmp_path / "model.gguf", tmp_path / "model")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(OSError, match=r"path: a GGUF file takes gguf.*pip install 'specdec\[gguf\]'"):
+    with pytest.raises(OSError, match=r"path: a GGUF file takes gguf.*pip install 'specdec-kernels\[gguf\]'"):
         convert_gguf(tmp_path / "model.gguf", tmp_path / "model")
 
 

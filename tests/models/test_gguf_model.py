@@ -194,7 +194,10 @@ def test_no_file(tmp_path, monkeypatch):
     ):
         with pytest.raises(OSError, match="draft: there is no file '.*model.gguf'"):
             load(tmp_path / "model.gguf")
-    with monkeypatch.context() as patch, pytest.raises(OSError, match=r"draft: .*pip install 'specdec\[gguf\]'"):
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(OSError, match=r"draft: .*pip install 'specdec-kernels\[gguf\]'"),
+    ):
         patch.setattr("importlib.util.find_spec", lambda name: None)
         load_model(tmp_path / "model.gguf", name="draft")
 

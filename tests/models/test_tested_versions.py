@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 
 import pytest
-import transformers
 from specdec.models import tested_versions
 from specdec.models.supported import cached_model
 from support.models import tiny_model
@@ -13,7 +12,7 @@ from support.models import tiny_model
 
 @pytest.mark.parametrize(("version", "warns"), [("5.17.0", 0), ("5.24.3", 0), ("5.25.0.dev0", 1), ("6.0.0", 1)])
 def test_newer_versions_are_warned_of_once(monkeypatch, version, warns):
-    monkeypatch.setattr(transformers, "__version__", version)
+    monkeypatch.setattr(tested_versions.transformers, "__version__", version)
     tested_versions.warn_if_untested.cache_clear()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -11,12 +11,13 @@ MUTATIONS: list[Mutation] = [
             "cuda-the-last-logit-of-a-row-is-left-out": (
                 "if (place_of(i) < left) all = Format::bits",
                 "if (place_of(i) + 1 < left) all = Format::bits",
+                "tests/simt/test_best_first.py::test_the_last_logit_of_a_row",
             ),
         },
     ),
     *mutations(
         "csrc/cuda/measure.h",
-        "tests/kernels/test_parity.py -k cuda",
+        "tests/simt/test_best_first.py::test_each_sequence_has_the_rows_that_its_drafts_lead_to",
         {
             "cuda-rows-that-drafts-lead-to-are-not-measured": (
                 "after > 0 && after > params.num_drafts[b]",

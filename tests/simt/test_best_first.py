@@ -31,6 +31,20 @@ def test_any_number_of_blocks(blocks):
         check(inputs, threads=(32, 96, 256)[blocks % 3])
 
 
+@pytest.mark.parametrize("vocabulary", [2049, 2050, 3083])
+def test_the_last_logit_of_a_row(vocabulary):
+    """It is the largest, and all but the whole mass."""
+    for temperature in (0.0, 1.0):
+        inputs = random_step(2, 1, vocabulary, temperature=temperature, drafter="cpu")
+        inputs.target_logits[..., -1] = 30.0
+        check(inputs)
+
+
+def test_each_sequence_has_the_rows_that_its_drafts_lead_to():
+    inputs = random_step(4, 2, 2100, stats=True, drafter="cpu")
+    check(inputs.replace(num_drafts=torch.tensor([0, 1, 2, 1])))
+
+
 @pytest.mark.parametrize("noise", [1e-3, 1e-2, 0.1, 1.0, 10.0])
 def test_any_total_variation(noise):
     """From rows that are all but equal, of which many blocks are visited, to others, of which the first one wins."""

@@ -71,7 +71,7 @@ def _remembers(p: LogitsProcessor, ids: torch.Tensor, vocab_size: int) -> bool:
 def _counts(p: LogitsProcessor) -> dict[str, object]:
     """The numbers that a processor has as attributes, and the lengths of its lists."""
     own = vars(p.processor if isinstance(p, OfRow) else p)
-    numbers = {name: value for name, value in own.items() if isinstance(value, int | float | str)}
+    numbers: dict[str, object] = {name: value for name, value in own.items() if isinstance(value, int | float | str)}
     return numbers | {name: len(value) for name, value in own.items() if isinstance(value, list | dict | set)}
 
 
