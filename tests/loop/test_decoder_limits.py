@@ -144,13 +144,18 @@ STATEFUL = SynthIDTextWatermarkLogitsProcessor(5, [1, 2], 16, 4, 0, "cpu")
         ("logits_processor: got a SynthIDText.*a state", {"logits_processor": [STATEFUL]}),
         ("logits_processor: got a CountsCalls, which keeps a state", {"logits_processor": [CountsCalls()]}),
         ("logits_processor: got a CountsTokens, which keeps a state", {"logits_processor": [CountsTokens()]}),
-        ("logits_processor: got a ActsLate, which keeps a state", {"logits_processor": [ActsLate()]}),
         ("logits_processor: got a function, which keeps", {"logits_processor": [lambda i, s: s + torch.rand(1)]}),
     ],
 )  # fmt: skip
 def test_bad_arguments_are_named(name, arguments):
     with pytest.raises(ValueError, match=name):
         SpeculativeDecoder(*tunable_pair(0.1)).generate(**{"input_ids": [[1, 2]], "max_new_tokens": 5, **arguments})
+
+
+def test_a_processor_that_counts_its_calls_is_warned_of():
+    """What it does with the number later is no longer seen by a trial."""
+    with pytest.warns(RuntimeWarning, match="logits_processor: a ActsLate counts its calls"):
+        generate(*tunable_pair(0.1), [[1, 2]], max_new_tokens=2, logits_processor=[ActsLate()])
 
 
 def test_penalties_of_a_batch_without_sequences():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import NoReturn, cast
 
@@ -52,7 +53,7 @@ def read_processors(
 
 def _remembers(p: LogitsProcessor, ids: torch.Tensor, vocab_size: int) -> bool:
     """Whether ``p`` answers differently when it is shown a text [1, n] again, with one token more in between, as it
-    happens where a draft is rejected; or counts how often it is shown it, so that it will sooner or later."""
+    happens where a draft is rejected. Warns of one that counts its calls, as it may sooner or later."""
     alone = LogitsProcessorList([p])  # which hands on no arguments that ``p`` does not take
     scores = torch.linspace(-4.0, 4.0, vocab_size, device=ids.device)[None]
     try:
@@ -61,7 +62,11 @@ def _remembers(p: LogitsProcessor, ids: torch.Tensor, vocab_size: int) -> bool:
         again = alone(ids, scores.clone())  # type: ignore[arg-type]
         counted = _counts(p)
         alone(ids, scores.clone())  # type: ignore[arg-type]
-        return counted != _counts(p) or not torch.equal(first.nan_to_num(), again.nan_to_num())
+        if counted != _counts(p):
+            named = type(p.processor if isinstance(p, OfRow) else p).__name__
+            told = f"a {named} counts its calls, which are more than a text has tokens: drafts are shown to it as well"
+            warnings.warn(f"logits_processor: {told}", RuntimeWarning, stacklevel=2)
+        return not torch.equal(first.nan_to_num(), again.nan_to_num())
     except BaseException as error:  # what it raises ends its sequence alone, once it is decoded
         if not is_failure(error):
             raise
