@@ -106,6 +106,7 @@ MUTATIONS: list[Mutation] = [
             "cuda-mapped-tokens-race-with-their-indices": (
                 "if (row.d2t == nullptr) {\n        best",
                 "if (row.size > 0) {\n        best",
+                "tests/simt/test_simt.py::test_tokens_of_a_reduced_vocabulary_race_with_the_ids_of_the_target",
             ),
         },
     ),

@@ -109,6 +109,15 @@ def test_rows_begin_and_end_anywhere(vocabulary, dtype):
     assert_same_step(SpeculativeStep(*got), want, margin)
 
 
+def test_tokens_of_a_reduced_vocabulary_race_with_the_ids_of_the_target():
+    """Rule `coupled`, whose noise draft and target share."""
+    generator = torch.Generator().manual_seed(4)
+    logits, d2t = torch.randn(6, 1500, generator=generator), torch.randperm(4000, generator=generator)[:1500].sort()[0]
+    settings = {"seed": torch.arange(6), "position": 3, "offset": 0, "rule": "coupled", "d2t": d2t}
+    drawn, expected = (draft_step(logits, SamplingParams(1.0), **settings, backend=b) for b in ("cuda", "reference"))
+    assert torch.equal(drawn.tokens, expected.tokens)
+
+
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_a_draft_row_with_a_fault_has_no_cutoff(rule):
     """Filters compute none for it, so none may be read."""
