@@ -358,5 +358,5 @@ def test_arguments_are_checked(pair):
         UniversalDrafter(tiny_model("llama"), tokenizer, tokenizer)
     with pytest.raises(ValueError, match="tokenizer: got str, allowed: a transformers tokenizer"):
         UniversalDrafter(pair[1], tokenizer, "gpt2")
-    with pytest.raises(ValueError, match="draft: got str"):
+    with pytest.raises(ValueError, match="draft: got '.*', allowed: a loaded model"):
         UniversalDrafter("gpt2", tokenizer, tokenizer)

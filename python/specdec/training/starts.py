@@ -79,11 +79,15 @@ def _of_target(target: PreTrainedModel, name: str) -> torch.Tensor:
 def fresh(target: PreTrainedModel, path: str | Path, seed: int) -> PreTrainedModel:
     """Returns a new float32 model by the config.json at ``path``, or in that folder. Raises ValueError naming
     ``config`` where it has another vocabulary than the target."""
-    check_entries("config", path)
+    allowed = "a config.json of a causal language model"
+    try:
+        check_entries("config", path)
+    except OSError as error:
+        refuse("config", f"{str(path)!r} ({one_line(error)})", allowed)
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     except Exception as error:  # whatever a broken entry leads to
-        refuse("config", f"{str(path)!r} ({one_line(error)})", "a config.json of a causal language model")
+        refuse("config", f"{str(path)!r} ({one_line(error)})", allowed)
     own, wanted = (c.get_text_config(decoder=True).vocab_size for c in (config, target.config))
     if own != wanted:
         refuse("config", f"a vocabulary of {own}", f"{wanted}, the target's")

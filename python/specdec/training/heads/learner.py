@@ -186,7 +186,7 @@ class GrowingCache:
         pass
 
     def update(
-        self, keys: torch.Tensor, values: torch.Tensor, layer: int, *others: object
+        self, keys: torch.Tensor, values: torch.Tensor, layer: int, *others: object, **more: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """As transformers' layers call it."""
         return self.layers[layer].update(keys, values)
