@@ -44,7 +44,7 @@ def attend(
     """
     if softcap is not None and not softcap > 0:
         raise ValueError(f"softcap: got {softcap}, allowed: > 0, or None")
-    floats = (q.dtype, torch.bfloat16)
+    floats = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
     for name, other, dtypes in (("k", k, floats), ("v", v, floats), ("seen", seen, (torch.int64,))):
         if other.device != q.device or other.dtype not in dtypes:
             allowed = f"{' or '.join(str(d).removeprefix('torch.') for d in dtypes)} on {q.device}, where q is"

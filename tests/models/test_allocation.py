@@ -108,7 +108,7 @@ def test_a_draft_that_cannot_be_measured_is_dropped_as_any_that_fails():
 
     draft = copy.deepcopy(tiny_model("llama", 1))
     both = SpeculativeDecoder(tiny_model("llama"), draft, 3)
-    draft.model.layers[0] = Broken()
+    draft.model.layers[0] = Broken().eval()
     with drops_drafter("the drafter failed and is dropped.*ArithmeticError: broken"):
         result = both.generate([[1, 2]], max_new_tokens=6, eos_token_id=[])
     assert result.tokens == generate(tiny_model("llama"), None, [[1, 2]], max_new_tokens=6).tokens

@@ -213,6 +213,7 @@ def test_modules_that_are_put_in_later_are_seen():
     model.model.layers[0].self_attn.q_proj = torch.nn.Sequential(
         model.model.layers[0].self_attn.q_proj, torch.nn.Tanh()
     )
+    model.eval()
     after = feed(cached, cached.new_cache(1, 20), [[1, 2]])
     assert not torch.equal(before, after)
     torch.testing.assert_close(after[0], model(torch.tensor([[1, 2]])).logits[0], atol=2e-5, rtol=1e-4)
