@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 
 import pytest
 import torch
@@ -136,6 +137,8 @@ def test_bits_do_not_depend_on_how_tokens_are_fed(model_type, stored):
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_flex_does_not_cover(case):
     model = model_of(case)
+    if case == "gptj" and "ALL_ATTENTION_FUNCTIONS" in vars(sys.modules[type(model).__module__]):
+        pytest.skip("transformers 5.24 has its attention exchanged as that of others")
     with pytest.raises(ValueError, match=f"attention: got 'flex' for {type(model).__name__}, .*{REFUSED[case]}"):
         choose(model, "flex")
     assert choose(model) == ("native" if case == "gpt_oss" else "model") and choose(model, "model") == "model"
