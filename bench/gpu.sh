@@ -88,8 +88,8 @@ sanitize() { # TOOL SECONDS: each tensor is an allocation of its own, so that wh
 }
 profile() { # GOAL SECONDS: what ncu sees of one launch, as a report, and as tables for who has no ncu
   local page report=$folder/ncu-$1
-  step "ncu-$1" "$2" ncu --clock-control none --set full --kernel-name regex:speculative_step_kernel --launch-skip 4 \
-    --launch-count 1 -f -o "$report" "$python" bench/watched_step.py "$1" --device "$device" "${quick[@]}" || return
+  step "ncu-$1" "$2" ncu --clock-control none --set full --kernel-name "regex:measure_kernel|decide_kernel" --launch-skip 8 \
+    --launch-count 2 -f -o "$report" "$python" bench/watched_step.py "$1" --device "$device" "${quick[@]}" || return
   for page in details source; do
     [[ -e $report.ncu-rep ]] && ((deadline - SECONDS > 60)) || continue
     timeout 60 ncu --import "$report.ncu-rep" --page "$page" --csv >"$report.$page.csv" 2>&1
@@ -139,7 +139,7 @@ part_A() { # is it right: all that the tests know, side by side
   beside compare fuzz-triton 150 triton --variants 8
   beside sanitize memcheck 150
   beside sanitize synccheck 150
-  beside sanitize racecheck 150 # takes bulk copies for hazards
+  beside sanitize racecheck 150
   wait
 }
 part_B() { # how fast is it

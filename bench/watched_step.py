@@ -1,6 +1,6 @@
 r"""Runs the step of a goal a few times, for a profiler to watch.
 
-    ncu --kernel-name regex:speculative_step_kernel --launch-skip 4 --launch-count 1 \
+    ncu --kernel-name "regex:measure_kernel|decide_kernel" --launch-skip 8 --launch-count 2 \
         python bench/watched_step.py latency --device cuda
 """
 
