@@ -135,7 +135,7 @@ MUTATIONS: list[Mutation] = [
     ),
     *mutations(
         "specdec_kernels/backends/triton/recover.py",
-        "tests/kernels/test_best_first.py -k 'mass or peaked'",
+        "tests/kernels/test_best_block_first.py -k 'mass or peaked'",
         {
             "triton-visits-end-with-the-first-blocks": ("while bound * MARGIN > best:", "while best == 0.0:"),
             "triton-visits-in-the-order-of-ids": (
@@ -153,7 +153,7 @@ MUTATIONS: list[Mutation] = [
             "triton-prefixes-below-w-are-kept": (
                 "((state != RECOVER) & (u < w))",
                 "(u < w)",
-                "tests/kernels/test_best_first.py -k rule_block",
+                "tests/kernels/test_best_block_first.py -k rule_block",
             ),
         },
     ),
