@@ -23,7 +23,7 @@ def refuse_stateful(processors: Sequence[LogitsProcessor]) -> None:
 
 
 def _refuse_as_stateful(p: LogitsProcessor) -> NoReturn:
-    named = type(p.processor if isinstance(p, OfRow) else p).__name__
+    named = type(_given(p)).__name__
     allowed = "pure functions of (input_ids, scores), which find what they need in input_ids at every call"
     refuse("logits_processor", f"a {named}, which keeps a state between calls", allowed)
 
@@ -63,7 +63,7 @@ def _remembers(p: LogitsProcessor, ids: torch.Tensor, vocab_size: int) -> bool:
         counted = _counts(p)
         alone(ids, scores.clone())  # type: ignore[arg-type]
         if counted != _counts(p):
-            named = type(p.processor if isinstance(p, OfRow) else p).__name__
+            named = type(_given(p)).__name__
             told = f"a {named} counts its calls, which are more than a text has tokens: drafts are shown to it as well"
             warnings.warn(f"logits_processor: {told}", RuntimeWarning, stacklevel=2)
         return not torch.equal(first.nan_to_num(), again.nan_to_num())
@@ -75,9 +75,14 @@ def _remembers(p: LogitsProcessor, ids: torch.Tensor, vocab_size: int) -> bool:
 
 def _counts(p: LogitsProcessor) -> dict[str, object]:
     """The numbers that a processor has as attributes, and the lengths of its lists."""
-    own = vars(p.processor if isinstance(p, OfRow) else p)
+    own = vars(_given(p))
     numbers: dict[str, object] = {name: value for name, value in own.items() if isinstance(value, int | float | str)}
     return numbers | {name: len(value) for name, value in own.items() if isinstance(value, list | dict | set)}
+
+
+def _given(p: LogitsProcessor) -> LogitsProcessor:
+    """The caller's own processor."""
+    return p.processor if isinstance(p, OfRow) else p
 
 
 class OfRow(LogitsProcessor):
