@@ -226,11 +226,11 @@ def on_a_gpu(results: Results) -> str:
         of = {method["name"]: method for method in row["methods"]}
         speeds = [spread(of[name]["tokens_per_second"]) for name in ("transformers", plain, mine)]
         times = [spread(row["found"]["times"][name]) for name in ("baseline", "transformers")]
-        forwards = next(iter(row["forwards"].values()))
-        seconds = [f"{number(1e3 * forwards[name])} ms" for name in ("target", "draft")]
+        steps = [row["B"] * of[name]["tau"] / of[name]["tokens_per_second"]["median"] for name in (plain, mine)]
+        seconds = [f"{number(1e3 * step)} ms" for step in (*steps, next(iter(row["forwards"].values()))["draft"])]
         rows.append([str(row["B"]), *speeds, *times, f"{of[mine]['tau']:.2f}", *seconds])
     head = ["sequences", "transformers, tokens/s", "plain", f"K = {r['rows'][0]['K']}", "times plain"]
-    head += ["times transformers", "tau", "target's forward", "draft's forward"]
+    head += ["times transformers", "tau", "a plain step", "with drafts", "draft's forward"]
     said = (
         f"Random weights of the shapes of Llama-3.1-8B and Llama-3.2-1B, whose acceptance is set to "
         f"{r['rows'][0]['expected_alpha']:.2f}; bfloat16, temperature 1, prompts of {r['rows'][0]['context']} tokens; "

@@ -149,7 +149,7 @@ part_B() { # how fast is it
   bench step 120 bench_kernels step --device "$device" -V 128256 -K 5 --dtypes bfloat16 --seconds 1 --compile-seconds 60
 }
 part_C() { # decoding, and serving
-  decode decode-1 200 1 128
+  decode decode-1 200 1 336 # 1,008 tokens of each method
   decode decode-32 170 8,32 64
   bench lengths 70 bench_lengths --device "$device" --drafters model --widths 4 --rows 8,32 --temperatures 0 --rounds 1
 }

@@ -85,12 +85,13 @@ class TunablePair:
     @property
     def cost_ratio(self) -> float:
         """c, where reading weights is the cost: bytes that the draft's forward reads, over the target's."""
+        return read_bytes(self.draft) / read_bytes(self.target)
 
-        def size(model: PreTrainedModel) -> int:
-            looked_up = model.get_input_embeddings().weight  # not read
-            return sum(w.numel() * w.element_size() for w in model.parameters() if w is not looked_up)
 
-        return size(self.draft) / size(self.target)
+def read_bytes(model: PreTrainedModel) -> int:
+    """Of the weights that a forward reads. Its embedding, whose head is another matrix, is looked up only."""
+    looked_up = model.get_input_embeddings().weight
+    return sum(w.numel() * w.element_size() for w in model.parameters() if w is not looked_up)
 
 
 def _model(preset: Preset, layers: int, device: torch.device) -> PreTrainedModel:
