@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import kubernetes_validate
 import pytest
@@ -17,6 +18,7 @@ import specdec
 import torch
 import typer
 import yaml
+from scipy.stats import chisquare
 from specdec.cli import app
 from typer.main import get_command
 
@@ -85,9 +87,49 @@ def test_kernels_alone(printed):
         assert all(0 <= token < 32000 for token in tokens[:emitted]) and tokens[emitted:] == [-1] * (5 - emitted)
 
 
+def test_from_scratch(printed):
+    head, *lines = printed("from_scratch.py").splitlines()
+    assert head.split() == ["text", "by", "the", "target", "from", "scratch", "specdec"] and len(lines) == 8
+    exact, *shares = zip(*([float(number) for number in line.split()[-3:]] for line in lines), strict=True)
+    assert 0.2 < sum(exact) < 1
+    for share in shares:  # of 120 texts; five standard errors
+        assert all(abs(a - b) < 5 * (b / 120) ** 0.5 + 0.01 for a, b in zip(share, exact, strict=True))
+
+
+class Table:
+    """A model of which every token's distribution depends on the token before it."""
+
+    def __init__(self, seed: int):
+        self.logits_after = 2 * torch.randn(4, 4, generator=torch.Generator().manual_seed(seed))
+
+    def __call__(self, ids: torch.Tensor) -> SimpleNamespace:
+        return SimpleNamespace(logits=self.logits_after[ids])
+
+
+def test_from_scratch_has_the_distribution_of_its_target():
+    """All texts of two tokens, against their probabilities: chi-square."""
+    program = runpy.run_path(str(EXAMPLES / "from_scratch.py"))
+    target, draft, count = Table(0), Table(1), 3000
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        texts = [tuple(program["generate"](target, draft, [0], 2, 2, 1.0)) for _ in range(count)]
+    p = target.logits_after.double().softmax(-1)
+    exact = {(a, b): float(p[0, a] * p[a, b]) for a in range(4) for b in range(4)}
+    found = [texts.count(text) for text in exact]
+    likely = [i for i, share in enumerate(exact.values()) if share * count >= 5]
+    rest = [i for i in range(16) if i not in likely]
+    observed = [found[i] for i in likely] + [sum(found[i] for i in rest)]
+    shares = [*exact.values()]
+    expected = [count * shares[i] for i in likely] + [count * sum(shares[i] for i in rest)]
+    assert chisquare(observed, expected).pvalue > 1e-4
+    of_draft = draft.logits_after.double().softmax(-1)  # it would be seen
+    other = [count * float(of_draft[0, a] * of_draft[a, b]) for a in range(4) for b in range(4)]
+    assert sum((o - e) ** 2 / e for o, e in zip(found, other, strict=True)) > 1000
+
+
 def test_none_is_left_out():
     # client.py is tested beside the server that it talks with, in serving/server/.
-    tested = {"generate.py", "in_transformers.py", "serving.py", "kernels_alone.py", "client.py"}
+    tested = {"generate.py", "in_transformers.py", "serving.py", "kernels_alone.py", "client.py", "from_scratch.py"}
     assert {path.name for path in EXAMPLES.glob("*.py")} == tested
 
 
