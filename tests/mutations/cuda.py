@@ -51,8 +51,17 @@ MUTATIONS: list[Mutation] = [
                 "    const Row row = draft_row(j > 0 ? j - 1 : j);\n    if constexpr",
             ),
             "cuda-mapped-q-stays-at-its-first-token": ("        at += there;\n", ""),
-            "cuda-block-sums-too-few-rows": ("if (tested.u < w * 1.0001f)", "if (tested.u < w * 0.05f)"),
+            "cuda-block-sums-too-few-rows": ("if (u < w * 1.0001f)", "if (u < w * 0.05f)"),
             "cuda-block-is-sure-of-one-draft-more": ("if (w == 1.0f) sure = j + 1;", "if (w > 0.5f) sure = j + 1;"),
+            "cuda-drafts-are-weighed-before-they-are-there": (
+                "draft_cutoff[at], 0.0f});\n    }\n    simt::sync_block();\n",
+                "draft_cutoff[at], 0.0f});\n    }\n",
+            ),
+            "cuda-a-draft-that-q-lacks-is-possible": (
+                "seen.possible() ? ratio(seen.p, seen.q) : 0.0f",
+                "ratio(seen.p, seen.q)",
+                "tests/kernels/test_corners.py -k 'q_zero and cuda'",
+            ),
         },
     ),
     *mutations(
@@ -92,6 +101,11 @@ MUTATIONS: list[Mutation] = [
                 "simt::write(&slots->best[turn][warp()], mine);",
                 "turn = 0, simt::write(&slots->best[turn][warp()], mine);",
             ),
+            "cuda-equal-numbers-have-one-rank": (
+                "others.of[k] > mine || (others.of[k] == mine && at + k < i)",
+                "others.of[k] > mine",
+                "tests/simt/test_few_candidates.py",
+            ),
         },
     ),
     *mutations(
@@ -112,11 +126,47 @@ MUTATIONS: list[Mutation] = [
     ),
     *mutations(
         "csrc/cuda/select.h",
-        "tests/kernels/test_filters.py tests/kernels/test_parity.py -k cuda",
+        "tests/kernels/test_filters.py -k cuda",
         {
-            "cuda-histogram-counted-while-it-is-cleared": ("sums.clear();\n      simt::sync_block();", "sums.clear();"),
-            "cuda-bound-one-too-high": (": 0) >= k) key |= bit;", ": 0) + 1 < k) key |= bit;"),
+            "cuda-histogram-counted-while-it-is-cleared": ("sums.clear();\n    simt::sync_block();", "sums.clear();"),
             "cuda-masses-of-what-filters-drop": ("return x[k] >= cutoff ? x[k] : -INFINITY;", "return x[k];"),
+            "cuda-extremes-of-the-next-round": (
+                "    simt::sync_block();\n    if (simt::thread() == 0 && !in_list)",
+                "    if (simt::thread() == 0 && !in_list)",
+            ),
+        },
+    ),
+    *mutations(
+        "csrc/cuda/candidates.h",
+        "tests/simt/test_few_candidates.py",
+        {
+            "cuda-bound-one-bin-too-high": ("simt::total(bins_before) + 1)", "simt::total(bins_before))"),
+            "cuda-banned-tokens-bound": ("    if (parts < k) return kLowestFinite;\n", ""),
+            "cuda-every-part-is-a-blocks-first": (
+                "unit % kUnits * kLanes + lane() % kLanes",
+                "lane() % kLanes",
+            ),
+            "cuda-list-read-before-it-is-whole": (
+                "    write_extremes(memory, mine);\n    simt::sync_block();",
+                "    write_extremes(memory, mine);",
+            ),
+        },
+    ),
+    *mutations(
+        "csrc/cuda/few.h",
+        "tests/simt/test_few_candidates.py",
+        {
+            "cuda-few-reach-what-they-do-not": ("if (tries && all < wanted) return false;", ""),
+            "cuda-few-keep-what-top-p-drops": ("mass(i) > 0 && before <", "mass(i) > 0 && before / 2 <"),
+            "cuda-few-without-the-last": (
+                "static_cast<int>(its.filters.top_k) : size;",
+                "static_cast<int>(its.filters.top_k) - 1 : size;",
+            ),
+            "cuda-few-weigh-what-is-dropped": (
+                "sorted(i) >= cutoff ? its.amount_of",
+                "first + i < size ? its.amount_of",
+            ),
+            "cuda-blocks-weigh-what-is-dropped": ("if (logit >= cutoff) kept_of_block", "kept_of_block"),
         },
     ),
     *mutations(
