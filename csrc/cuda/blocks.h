@@ -126,11 +126,11 @@ struct Logits {
   SPECDEC_DEVICE void load_single(const char* data, int left, int lane) {
 #pragma unroll
     for (int i = 0; i < kEach; i += Format::kInWord) {
+      const int place = place_of(i, lane);
       uint32_t all = Format::kLowest;
-      if (place_of(i, lane) < left)
-        all = Format::bits(data, place_of(i, lane)) | (Format::kInWord == 2 ? all & 0xffff0000u : 0u);
+      if (place < left) all = Format::bits(data, place) | (Format::kInWord == 2 ? all & 0xffff0000u : 0u);
       if constexpr (Format::kInWord == 2) {
-        if (place_of(i + 1, lane) < left) all = (all & 0xffffu) | Format::bits(data, place_of(i + 1, lane)) << 16;
+        if (place + 1 < left) all = (all & 0xffffu) | Format::bits(data, place + 1) << 16;
       }
       word[i / Format::kInWord] = all;
     }

@@ -9,8 +9,8 @@ MUTATIONS: list[Mutation] = [
         {
             "cuda-shifted-rows-lose-a-word": ("both[k] = (shift & 4) != 0 ? both[k + 1] : both[k];", ";"),
             "cuda-the-last-logit-of-a-row-is-left-out": (
-                "if (place_of(i) < left) all = Format::bits",
-                "if (place_of(i) + 1 < left) all = Format::bits",
+                "if (place < left) all = Format::bits",
+                "if (place + 1 < left) all = Format::bits",
                 "tests/simt/test_best_first.py::test_the_last_logit_of_a_row",
             ),
         },
