@@ -169,17 +169,21 @@ struct Candidates {
     }
   }
 
-  // By a warp: adds those of its logits to the list that have a bit in `inside`.
-  SPECDEC_DEVICE void list(const typename Rows::Block& x, int block, uint32_t inside) const {
+  // By a warp: adds those of its logits to the list that have a bit in `inside`. `one`: of a thread, if it has one.
+  SPECDEC_DEVICE void list(const typename Rows::Block& x, int block, uint32_t inside, float one) const {
     const uint32_t number = simt::count_bits(inside);
     uint32_t place = take_places(&memory->size, number);
     if (place + number > kListed) return;
     const bool few = place + number <= kFew;
+    const auto add = [&](float logit) {
+      if (few) simt::write(&memory->block[place], static_cast<uint32_t>(block));
+      simt::write(&memory->list[place++], as_bits(logit));
+    };
+    if (number == 1) add(one);
+    if (number <= 1) return;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      if ((inside >> i & 1u) == 0) continue;
-      if (few) simt::write(&memory->block[place], static_cast<uint32_t>(block));
-      simt::write(&memory->list[place++], as_bits(x[i]));
+      if (inside >> i & 1u) add(x[i]);
     }
   }
 
@@ -195,11 +199,13 @@ struct Candidates {
     } else {
       for_units(interval.low, [&](const auto& x, int block) {
         uint32_t inside = 0;
+        Interval its = {INFINITY, -INFINITY};
 #pragma unroll
         for (int i = 0; i < kEach; ++i) {
-          if (interval.has(x[i])) inside |= 1u << i, mine.include(x[i]);
+          if (interval.has(x[i])) inside |= 1u << i, its.include(x[i]);
         }
-        list(x, block, inside);
+        mine = {fminf(mine.low, its.low), fmaxf(mine.high, its.high)};
+        list(x, block, inside, its.low);
       });
     }
     write_extremes(memory, mine);
