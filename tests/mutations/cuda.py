@@ -53,10 +53,6 @@ MUTATIONS: list[Mutation] = [
             "cuda-mapped-q-stays-at-its-first-token": ("        at += there;\n", ""),
             "cuda-block-sums-too-few-rows": ("if (u < w * 1.0001f)", "if (u < w * 0.05f)"),
             "cuda-block-is-sure-of-one-draft-more": ("if (w == 1.0f) sure = j + 1;", "if (w > 0.5f) sure = j + 1;"),
-            "cuda-drafts-are-weighed-before-they-are-there": (
-                "draft_cutoff[at], 0.0f});\n    }\n    simt::sync_block();\n",
-                "draft_cutoff[at], 0.0f});\n    }\n",
-            ),
             "cuda-a-draft-that-q-lacks-is-possible": (
                 "seen.possible() ? ratio(seen.p, seen.q) : 0.0f",
                 "ratio(seen.p, seen.q)",
@@ -77,8 +73,6 @@ MUTATIONS: list[Mutation] = [
                 "if (score_of(best) >= bound * rounding) break;",
                 "if (best != 0 && bound * rounding >= 0.0f) break;",
             ),
-            "cuda-best-first-visits-one-round": ("if (first + warps >= n) break;", "break;"),
-            "cuda-order-read-before-all-scores-are-there": ("  simt::sync_block();  // all scores are there\n", ""),
             "cuda-no-mass-rejects-the-draft": (
                 "if (block < 0 && here.p > -INFINITY) {",
                 "if (block < 0 && here.p > INFINITY) {",
@@ -86,10 +80,6 @@ MUTATIONS: list[Mutation] = [
             "cuda-joint-tests-with-the-ratio-alone": (
                 "const float keep = drafted ? keep_probability(w, simt::read(&s.memory.total[j])) : w;",
                 "const float keep = drafted ? fminf(w, 1.0f + simt::read(&s.memory.total[j])) : w;",
-            ),
-            "cuda-totals-read-before-they-are-summed": (
-                "  simt::sync_block();\n  int kept = sure;\n",
-                "  int kept = sure;\n",
             ),
         },
     ),
@@ -128,12 +118,7 @@ MUTATIONS: list[Mutation] = [
         "csrc/cuda/select.h",
         "tests/kernels/test_filters.py -k cuda",
         {
-            "cuda-histogram-counted-while-it-is-cleared": ("sums.clear();\n    simt::sync_block();", "sums.clear();"),
             "cuda-masses-of-what-filters-drop": ("return x[k] >= cutoff ? x[k] : -INFINITY;", "return x[k];"),
-            "cuda-extremes-of-the-next-round": (
-                "    simt::sync_block();\n    if (simt::thread() == 0 && !in_list)",
-                "    if (simt::thread() == 0 && !in_list)",
-            ),
         },
     ),
     *mutations(
@@ -141,15 +126,6 @@ MUTATIONS: list[Mutation] = [
         "tests/simt/test_few_candidates.py",
         {
             "cuda-bound-one-bin-too-high": ("simt::total(bins_before) + 1)", "simt::total(bins_before))"),
-            "cuda-banned-tokens-bound": ("    if (parts < k) return kLowestFinite;\n", ""),
-            "cuda-every-part-is-a-blocks-first": (
-                "unit % kUnits * kLanes + lane() % kLanes",
-                "lane() % kLanes",
-            ),
-            "cuda-list-read-before-it-is-whole": (
-                "    write_extremes(memory, mine);\n    simt::sync_block();",
-                "    write_extremes(memory, mine);",
-            ),
         },
     ),
     *mutations(
@@ -158,14 +134,6 @@ MUTATIONS: list[Mutation] = [
         {
             "cuda-few-reach-what-they-do-not": ("if (tries && all < wanted) return false;", ""),
             "cuda-few-keep-what-top-p-drops": ("mass(i) > 0 && before <", "mass(i) > 0 && before / 2 <"),
-            "cuda-few-without-the-last": (
-                "static_cast<int>(its.filters.top_k) : size;",
-                "static_cast<int>(its.filters.top_k) - 1 : size;",
-            ),
-            "cuda-few-weigh-what-is-dropped": (
-                "sorted(i) >= cutoff ? its.amount_of",
-                "first + i < size ? its.amount_of",
-            ),
             "cuda-blocks-weigh-what-is-dropped": ("if (logit >= cutoff) kept_of_block", "kept_of_block"),
         },
     ),
@@ -174,11 +142,6 @@ MUTATIONS: list[Mutation] = [
         "tests/kernels/test_filters.py tests/kernels/test_parity.py -k cuda",
         {
             "cuda-one-bin-too-many": ("scale = (kBins - 1) / width", "scale = kBins / width"),
-            "cuda-lanes-add-to-one-copy": (
-                "(bin * copies + simt::thread() % copies)",
-                "bin * copies",
-                "tests/simt/test_simt.py -k flat",
-            ),
         },
     ),
     *mutations(
