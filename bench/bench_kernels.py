@@ -141,8 +141,6 @@ def about_case(case: Case, inputs: StepInputs, bench: Bench) -> dict[str, object
     for stats in case.stats:
         reached_rows = case.shape.bytes_reached_rows(stats, accepted, case.rule)
         sizes = {"all_rows": case.shape.bytes_all_rows(stats, case.rule), "reached_rows": reached_rows}
-        if stats and case.rule == "token":
-            sizes["two_passes"] = case.shape.bytes_in_two_passes(accepted)
         form = "stats" if stats else "recomputed"
         bytes_read[form] = sizes
         floors[form] = {f"floor_{rows}": report.floor_seconds(size, bench.ceilings) for rows, size in sizes.items()}
@@ -188,20 +186,14 @@ def measure_row(cases: Sequence[Case], drafts: str, bench: Bench) -> dict[str, o
     row["launches"] = {name: profiled(call) if bench.device.type == "cuda" else unseen for name, call in calls.items()}
     row |= {"cases": about, "input_sets": logits.sets, "inputs_exceed_cache": logits.exceed_cache}
     with_goals = [o for o in ours if o.case.goal]
-    return row | {"reached": {o.name: reached(o, samples, row, bench.ceilings) for o in with_goals}}
+    return row | {"reached": {o.name: reached(o, samples, row) for o in with_goals}}
 
 
-def reached(mine: Ours, samples: Samples, row: dict, ceilings: dict[str, float]) -> dict[str, bool | None]:
-    """Which of its goals a method reaches; None where it was not measured. For the bandwidth those bytes count that two
-    passes have to read."""
+def reached(mine: Ours, samples: Samples, row: dict) -> dict[str, bool | None]:
+    """Which of its goals a method reaches; None where it was not measured."""
     goal, cold = mine.case.goal, samples.get(f"{mine.name} [cold]")
     median = summary(cold)["median"] if cold else None
-    found: dict[str, bool | None] = {}
-    if "seconds" in goal:
-        found["seconds"] = None if median is None else median <= goal["seconds"]
-    if "bandwidth" in goal:
-        copying = row["cases"][mine.case.name]["bytes_read"]["stats"]["two_passes"] / ceilings["copy"]
-        found["bandwidth"] = None if median is None else copying / median >= goal["bandwidth"]
+    found: dict[str, bool | None] = {"seconds": None if median is None else median <= goal["seconds"]}
     if "launches" in goal:
         kernels = row["launches"][mine.name].get("kernels")
         found["launches"] = None if kernels is None else kernels <= goal["launches"]

@@ -14,7 +14,7 @@ struct Interval {
   float low, high;
 
   SPECDEC_HD bool has(float x) const { return x >= low && x <= high; }
-  SPECDEC_HD void include(float x) { low = x < low ? x : low, high = x > high ? x : high; }
+  SPECDEC_HD void include(float x) { low = fminf(low, x), high = fmaxf(high, x); }
 };
 
 // Bins of an interval, the highest logits first: of equal width in the logits or, if `scale` is 0, in their keys. A bin

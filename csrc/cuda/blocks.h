@@ -9,16 +9,18 @@ namespace specdec::cuda {
 
 using simt::kWarp;
 
-constexpr int kEach = kBlock / kWarp;  // logits of a block that a thread has
-constexpr int kVector = 8;             // how many of these are neighbours
-constexpr int kParts = 4;              // of a block: the logits of 8 neighbouring lanes, whose maxima filters use
+constexpr int kEach = kBlock / kWarp;       // logits of a block that a thread has
+constexpr int kVector = 8;                  // how many of these are neighbours
+constexpr int kParts = 8;                   // of a block, whose maxima filters use
+constexpr int kPartLanes = kWarp / kParts;  // neighbours, which have the logits of a part
 
 SPECDEC_DEVICE int lane() { return simt::thread() & (kWarp - 1); }
 SPECDEC_DEVICE int warp() { return static_cast<int>(static_cast<uint32_t>(simt::thread()) / kWarp); }
 SPECDEC_DEVICE int num_warps() { return static_cast<int>(static_cast<uint32_t>(simt::num_threads()) / kWarp); }
 
-// The index within the block of a thread's i-th logit.
-SPECDEC_DEVICE int place_of(int i) { return i / kVector * (kVector * kWarp) + lane() * kVector + i % kVector; }
+// The index within the block of the i-th logit of a lane, or of this one.
+SPECDEC_DEVICE int place_of(int i, int lane) { return i / kVector * (kVector * kWarp) + lane * kVector + i % kVector; }
+SPECDEC_DEVICE int place_of(int i) { return place_of(i, lane()); }
 
 SPECDEC_HD int blocks_of(int64_t logits) { return static_cast<int>((logits + kBlock - 1) / kBlock); }
 
@@ -100,41 +102,42 @@ struct Logits {
     return reinterpret_cast<uintptr_t>(data) % 16 == 0 && left >= kBlock;
   }
 
-  // A block, or its part up to the row's end, that has whole vectors of 16 bytes.
-  SPECDEC_DEVICE void load_vectors(const char* data, int left) {
+  // What a lane has of a block, or of its part up to the row's end, that has whole vectors of 16 bytes.
+  SPECDEC_DEVICE void load_vectors(const char* data, int left, int lane) {
 #pragma unroll
     for (int i = 0; i < kEach; i += kInLoad) {
       simt::Bytes16 bytes = {{Format::kLowest, Format::kLowest, Format::kLowest, Format::kLowest}};
-      if (place_of(i) < left) bytes = simt::load16(data + kBytes * place_of(i));
+      if (place_of(i, lane) < left) bytes = simt::load16(data + kBytes * place_of(i, lane));
 #pragma unroll
       for (int k = 0; k < 4; ++k) word[i / Format::kInWord + k] = bytes.word[k];
     }
   }
 
-  SPECDEC_DEVICE void load_aligned(const char* data) {
+  SPECDEC_DEVICE void load_aligned(const char* data, int lane) {
 #pragma unroll
     for (int i = 0; i < kEach; i += kInLoad) {
-      const simt::Bytes16 bytes = simt::load16(data + kBytes * place_of(i));
+      const simt::Bytes16 bytes = simt::load16(data + kBytes * place_of(i, lane));
 #pragma unroll
       for (int k = 0; k < 4; ++k) word[i / Format::kInWord + k] = bytes.word[k];
     }
   }
 
   // One logit at a time, so that nothing behind the row is read, and little code does it.
-  SPECDEC_DEVICE void load_single(const char* data, int left) {
+  SPECDEC_DEVICE void load_single(const char* data, int left, int lane) {
 #pragma unroll
     for (int i = 0; i < kEach; i += Format::kInWord) {
+      const int place = place_of(i, lane);
       uint32_t all = Format::kLowest;
-      if (place_of(i) < left) all = Format::bits(data, place_of(i)) | (Format::kInWord == 2 ? all & 0xffff0000u : 0u);
+      if (place < left) all = Format::bits(data, place) | (Format::kInWord == 2 ? all & 0xffff0000u : 0u);
       if constexpr (Format::kInWord == 2) {
-        if (place_of(i + 1) < left) all = (all & 0xffffu) | Format::bits(data, place_of(i + 1)) << 16;
+        if (place + 1 < left) all = (all & 0xffffu) | Format::bits(data, place + 1) << 16;
       }
       word[i / Format::kInWord] = all;
     }
   }
 
-  SPECDEC_DEVICE void load(const char* data, int left) {
-    aligned(data, left) ? load_aligned(data) : load_single(data, left);
+  SPECDEC_DEVICE void load(const char* data, int left, int lane) {
+    aligned(data, left) ? load_aligned(data, lane) : load_single(data, left, lane);
   }
 
   // A whole block that begins anywhere, in a row that goes on for 16 bytes at least: from the two 16-byte granules in

@@ -48,18 +48,7 @@ SPECDEC_DEVICE int best_residual(const Sequence<Rows>& s, int j, float w) {
   const int n = s.work.n, warp = cuda::warp(), warps = num_warps();
   if (simt::thread() < (-n & 3)) simt::write(&s.memory.score[n + simt::thread()], -1.0f);
   simt::sync_block();  // all scores are there
-#pragma unroll 1
-  for (int block = simt::thread(); block < n; block += simt::num_threads()) {
-    const float mine = simt::read(&s.memory.score[block]);
-    int rank = 0;
-#pragma unroll 2
-    for (int i = 0; i < n; i += 4) {
-      const Four others = Four::at(&s.memory.score[i]);
-#pragma unroll
-      for (int k = 0; k < 4; ++k) rank += others.of[k] > mine || (others.of[k] == mine && i + k < block);
-    }
-    simt::write(&s.memory.order[rank], block);
-  }
+  for_ranks<2>(s.memory.score, n, [&](int block, uint32_t rank) { simt::write(&s.memory.order[rank], block); });
   simt::sync_block();
   const RowStats p = s.row(j);
   const float rounding = 1.00001f + 1e-6f * (fabsf(p.lse) + fabsf(p.max * s.inverse_temperature));
@@ -125,8 +114,7 @@ SPECDEC_DEVICE int first_rejected(const Sequence<Rows>& s, int j) {
 #pragma unroll 1
   for (;; j += kWarp) {
     const int mine = j + lane();
-    const Examined seen = s.examined(mine < s.limit ? mine : s.limit);
-    const bool accepted = mine < s.limit && seen.possible() && accept(seen.u, seen.p, seen.q);
+    const bool accepted = mine < s.limit && s.examined(mine).u < simt::read(&s.memory.ratio[mine]);
     if (const uint32_t others = simt::ballot(!accepted); others != 0) return j + simt::lowest_bit(others);
   }
 }
@@ -149,7 +137,7 @@ SPECDEC_DEVICE Emitted decide_by_ratios(const Sequence<Rows>& s) {
       block = best_residual(s, end.accepted, w);
       if (block < 0 && here.p > -INFINITY) {
         // A residual without mass: p and q are equal up to rounding. The draft is accepted, unless p(x) = 0.
-        w = kRule == kRuleBlock ? joint_ratio(w, here.p, here.q) : 1.0f;
+        w = kRule == kRuleBlock && here.possible() ? s.joint(w, end.accepted) : 1.0f;
         ++end.accepted;
         continue;
       }
@@ -237,7 +225,7 @@ SPECDEC_KERNEL(decide_kernel, kDecideThreads<Rows>, (Rows::kSmall ? 2 : 1), Step
   const bool by_ratios = kRule != kRuleCoupled && !s.greedy();
   if (by_ratios) s.look_at_drafts();
   simt::wait_for_launch_before();
-  s.merge_rows(by_ratios);
+  s.merge_rows(s.limit + 1, by_ratios);
   if constexpr (kRule != kRuleCoupled) {
     if (by_ratios) return write_step(s, decide_by_ratios<Rows, kRule>(s));
   }

@@ -50,6 +50,27 @@ SPECDEC_DEVICE Candidate best_of_block(Candidate mine, Slots* slots, int turn) {
   return best_of_warp(lane() < num_warps() ? simt::read(&slots->best[turn][lane()]) : Candidate{0});
 }
 
+// By the threads of a block: calls function(i, rank) for each of n numbers in shared memory, which lesser ones pad to
+// fours. The largest number has rank 0, and of equal ones the first comes first. `kShare` threads count for a number.
+template <int kShare, class Function>
+SPECDEC_DEVICE void for_ranks(const float* numbers, int n, const Function& function) {
+  const int share = simt::thread() % kShare, at_once = simt::num_threads() / kShare;
+#pragma unroll 1
+  for (int first = 0; first < n; first += at_once) {
+    const int i = first + simt::thread() / kShare;
+    const float mine = simt::read(&numbers[i < n ? i : first]);
+    uint32_t rank = 0;
+#pragma unroll 2
+    for (int at = 4 * share; at < n; at += 4 * kShare) {
+      const Four others = Four::at(&numbers[at]);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) rank += others.of[k] > mine || (others.of[k] == mine && at + k < i);
+    }
+    rank = simt::reduce<1, kShare / 2>(rank, [](uint32_t a, uint32_t b) { return a + b; });
+    if (i < n && share == 0) function(i, rank);
+  }
+}
+
 // The noise of an index, alone: one of four words.
 SPECDEC_DEVICE float exponential_of(uint32_t index, Noise noise, Stream stream) {
   const Words words = philox(noise.seed, index / 4, noise.position, noise.offset, stream);

@@ -11,9 +11,9 @@ constexpr int kMeasureThreads = 256;  // at most
 // By a warp: the largest of its logits; writes those of the block's parts as well, if they are wanted. `largest`: of
 // this thread's logits.
 SPECDEC_DEVICE float max_of_warp(float largest, float* parts) {
-  largest = simt::reduce<1, 4>(largest, Larger());
-  if (parts != nullptr && lane() % (kWarp / kParts) == 0) simt::write(&parts[lane() / (kWarp / kParts)], largest);
-  return simt::reduce<8, 16>(largest, Larger());
+  largest = simt::reduce<1, kPartLanes / 2>(largest, Larger());
+  if (parts != nullptr && lane() % kPartLanes == 0) simt::write(&parts[lane() / kPartLanes], largest);
+  return simt::reduce<kPartLanes, kWarp / 2>(largest, Larger());
 }
 
 // Plain rows of the sequences of a launch: all of the target's, or all of the draft's.
@@ -44,11 +44,11 @@ SPECDEC_KERNEL(measure_kernel, kMeasureThreads, (Format::kInWord == 2 ? 5 : 4), 
   const char* data = params.rows.row(b, j) + block * (kBlock * Logits<Format>::kBytes);
   Logits<Format> x;
   if (x.aligned(data, left)) {
-    x.load_aligned(data);
+    x.load_aligned(data, lane());
   } else if (left >= kBlock + 16) {
     x.load_shifted(data);
   } else {
-    x.load_single(data, left);
+    x.load_single(data, left, lane());
   }
   const float temperature = params.temperature[b];
   const uint64_t place = uint64_t{b} * params.of_sequence + (j * params.n + block);

@@ -59,10 +59,12 @@ struct Plain {
   using Block = Logits<Format>;
 
   // By a warp.
-  SPECDEC_DEVICE static Block load(const Row& row, int block) {
+  SPECDEC_DEVICE static Block load(const Row& row, int block) { return load(row, block, row.left(block), lane()); }
+  // What a lane has of the first `left` logits of a block.
+  SPECDEC_DEVICE static Block load(const Row& row, int block, int left, int lane) {
     Block logits;
     const char* data = row.data + int64_t{block} * kBlock * Logits<Format>::kBytes;
-    kAligned ? logits.load_vectors(data, row.left(block)) : logits.load(data, row.left(block));
+    kAligned ? logits.load_vectors(data, left, lane) : logits.load(data, left, lane);
     return logits;
   }
 };

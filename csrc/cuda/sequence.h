@@ -22,7 +22,7 @@ struct Sequence {
     char* memory_of_block = simt::shared_memory();
     if (Rows::kAny && work.scratch.own != nullptr) memory_of_block = work.scratch.own + at;
     Arena arena(memory_of_block);
-    memory = StepMemory::cut(arena, work.rows(), work.k(), work.n);
+    memory = StepMemory::cut(arena, work.k(), work.n);
     inverse_temperature = temperature == 0.0f ? 0.0f : 1.0f / temperature;
     scale = inverse_temperature * kLog2e;
   }
@@ -53,14 +53,11 @@ struct Sequence {
     return row.d2t[index] == id ? Rows::logit(row, index) : -INFINITY;
   }
 
-  // The distribution of draft row j, given by logits. An lse of NaN means that draft_step found none.
-  SPECDEC_DEVICE RowStats q_of(int j) const {
-    if (params().draft_lse == nullptr) return row(work.k() + 1 + j);
-    const int64_t at = b * params().num_drafts_max + j;
-    return {params().draft_lse[at], params().draft_lse[at], params().draft_cutoff[at], 0.0f};
-  }
+  // The distribution of draft row j, given by logits.
+  SPECDEC_DEVICE RowStats q_of(int j) const { return row(work.k() + 1 + j); }
 
-  // By the threads of a block, before they wait for the launch before: loads what they need of the drafts.
+  // By the threads of a block, before they wait for the launch before: loads what they need of the drafts. Ends with a
+  // barrier.
   SPECDEC_DEVICE void look_at_drafts() const {
 #pragma unroll 1
     for (int j = simt::thread(); j <= limit; j += simt::num_threads()) {
@@ -75,27 +72,33 @@ struct Sequence {
         seen.state = kRecover;
       }
       simt::write(&memory.examined[j], seen);
-    }
-  }
-
-  // By the threads of a block, when rows are measured: their statistics, and then what they say of the drafts. Ends
-  // with a barrier.
-  SPECDEC_DEVICE void merge_rows(bool examines) const {
-    const int warp = cuda::warp(), warps = num_warps(), k = work.k();
-    const int of_drafts = weighs_drafts(params()) && !greedy() ? limit : 0;
-#pragma unroll 1
-    for (int number = warp; number <= limit + of_drafts; number += warps) {
-      const int i = number <= limit ? number : k + number - limit;
-      const RowStats found = work.scratch.rows != nullptr
-                                 ? simt::fresh(&work.scratch.rows[b * work.rows() + i])
-                                 : merged(stats(i), work.blocks(i), inverse_temperature, scale);
-      if (lane() == 0) simt::write(&memory.rows[i], found);
+      if (params().draft_lse == nullptr || j == limit) continue;
+      // An lse of NaN means that draft_step found none.
+      const int64_t at = b * work.k() + j;
+      const float lse = params().draft_lse[at];
+      simt::write(&memory.rows[work.k() + 1 + j], RowStats{lse, lse, params().draft_cutoff[at], 0.0f});
     }
     simt::sync_block();
-    if (!examines) return;
+  }
+
+  // By the threads of a block, when rows are measured: the statistics of the target's first `count` rows, and of the
+  // draft's beside them. If `examines`, also what they say of the drafts. Ends with a barrier.
+  SPECDEC_DEVICE void merge_rows(int count, bool examines) const {
+    const bool weighs = weighs_drafts(params()) && examines;
 #pragma unroll 1
-    for (int j = simt::thread(); j <= limit; j += simt::num_threads()) {
-      simt::write(&memory.examined[j], examine(j, simt::read(&memory.examined[j])));
+    for (int j = warp(); j < count; j += num_warps()) {
+      const int last = weighs && j < limit ? work.k() + 1 + j : j;
+#pragma unroll 1
+      for (int i = j; i <= last; i += work.k() + 1) {
+        const RowStats found = work.scratch.rows != nullptr
+                                   ? simt::fresh(&work.scratch.rows[b * work.rows() + i])
+                                   : merged(stats(i), work.blocks(i), inverse_temperature, scale);
+        if (lane() == 0) simt::write(&memory.rows[i], found);
+      }
+      if (!examines || lane() != 0) continue;
+      const Examined seen = examine(j, simt::read(&memory.examined[j]));
+      simt::write(&memory.examined[j], seen);
+      if (j < limit) simt::write(&memory.ratio[j], seen.possible() ? ratio(seen.p, seen.q) : 0.0f);
     }
     simt::sync_block();
   }
@@ -177,12 +180,18 @@ struct Sequence {
     return q;
   }
 
+  // The joint ratio of a prefix of joint ratio `w` and draft j. Once it is 0, it stays so.
+  SPECDEC_DEVICE float joint(float w, int j) const {
+    const float longer = w > 0.0f ? w * simt::read(&memory.ratio[j]) : 0.0f;
+    return longer < 1.0f ? longer : 1.0f;
+  }
+
   // Rule `block`: the longest prefix whose joint ratio is 1, which is kept whatever the residuals are.
   SPECDEC_DEVICE int surely_kept() const {
     int sure = 0;
     float w = 1.0f;
-    for (int j = 0; examined(j).possible(); ++j) {
-      w = joint_ratio(w, examined(j).p, examined(j).q);
+    for (int j = 0; j < limit; ++j) {
+      w = joint(w, j);
       if (w == 1.0f) sure = j + 1;
     }
     return sure;
@@ -193,10 +202,11 @@ struct Sequence {
   template <class Function>
   SPECDEC_DEVICE void for_doubtful(int sure, const Function& function) const {
     float w = 1.0f;
-    for (int j = sure; examined(j).possible(); ++j) {
-      const Examined tested = examined(j);
-      w = joint_ratio(w, tested.p, tested.q);
-      if (tested.u < w * 1.0001f) function(j + 1, w, tested.u);
+#pragma unroll 1
+    for (int j = sure; j < limit; ++j) {
+      w = joint(w, j);
+      const float u = examined(j).u;
+      if (u < w * 1.0001f) function(j + 1, w, u);
     }
   }
 };

@@ -11,13 +11,17 @@ constexpr int kSumsThreads = 256;
 
 // Grid: parts of a row, sequences.
 template <class Rows>
-SPECDEC_KERNEL(sums_kernel, kSumsThreads, (Rows::kAny ? 1 : 2), StepWork) {
+SPECDEC_KERNEL(sums_kernel, kSumsThreads,
+               (Rows::kAny     ? 1
+                : Rows::kSmall ? 4
+                               : 2),
+               StepWork) {
   simt::start_next_launch();
   const Sequence<Rows> s(params, params.first + simt::block_y(), simt::block_x());
   s.look_at_drafts();
   simt::wait_for_launch_before();
   if (s.greedy()) return;
-  s.merge_rows(true);
+  s.merge_rows(s.limit, true);
   const int warps = num_warps(), part = simt::block_x() * warps + warp();
   s.for_doubtful(s.surely_kept(), [&](int j, float w, float) {
     if (s.examined(j).state != kRecover) return;

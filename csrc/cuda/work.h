@@ -136,17 +136,18 @@ struct alignas(16) Examined {
 // thousands of drafts.
 struct StepMemory {
   Slots* slots;
-  RowStats* rows;        // [rows]
+  RowStats* rows;        // [2 K + 1] of the target and of the draft
   Examined* examined;    // [K+1]
+  float* ratio;          // [K] p / q of the drafts, 0 where a draft is not possible
   float* total;          // [K] masses of residuals
   int64_t* favourite;    // [K+1] the tokens that the target picks (greedy, and rule `coupled`)
   float *score, *noise;  // [n], the scores padded to fours
   int32_t* order;        // [n] blocks of logits, in the order in which they are visited
 
-  SPECDEC_HD static StepMemory cut(Arena& arena, int rows, int k, int n) {
-    return {arena.take<Slots>(1), arena.take<RowStats>(rows), arena.take<Examined>(k + 1),
-            arena.take<float>(k), arena.take<int64_t>(k + 1), arena.take<float>(n + 3),
-            arena.take<float>(n), arena.take<int32_t>(n)};
+  SPECDEC_HD static StepMemory cut(Arena& arena, int k, int n) {
+    return {arena.take<Slots>(1),  arena.take<RowStats>(2 * k + 1), arena.take<Examined>(k + 1), arena.take<float>(k),
+            arena.take<float>(k),  arena.take<int64_t>(k + 1),      arena.take<float>(n + 3),    arena.take<float>(n),
+            arena.take<int32_t>(n)};
   }
 };
 
@@ -178,7 +179,7 @@ struct StepWork {
   }
   SPECDEC_HD int64_t memory_size() const {
     Arena arena(nullptr);
-    StepMemory::cut(arena, rows(), k(), n);
+    StepMemory::cut(arena, k(), n);
     return arena.size();
   }
   SPECDEC_HD bool adjusts() const { return params.sampling.has_table || params.allowed.words != nullptr; }

@@ -125,8 +125,6 @@ def test_bytes_of_reached_rows():
     assert shape.bytes_reached_rows(True, accepted, "block") == shape.bytes_all_rows(True, "block") == 2 * 20 * (4 + 3)
     assert shape.bytes_all_rows(False, "coupled") == 2 * 20 * 4
     assert shape.bytes_reached_rows(False, accepted, "coupled") == pytest.approx(2 * 20 * (1 + 2 + 4) / 3)
-    # All four target rows, and of the two that reject a draft that row once more, with the draft's.
-    assert shape.bytes_in_two_passes(accepted) == pytest.approx(2 * 20 * (4 + 2 * 2 / 3))
 
 
 def test_a_floor_is_bytes_over_the_faster_bandwidth_or_a_launch():

@@ -9,8 +9,8 @@ MUTATIONS: list[Mutation] = [
         {
             "cuda-shifted-rows-lose-a-word": ("both[k] = (shift & 4) != 0 ? both[k + 1] : both[k];", ";"),
             "cuda-the-last-logit-of-a-row-is-left-out": (
-                "if (place_of(i) < left) all = Format::bits",
-                "if (place_of(i) + 1 < left) all = Format::bits",
+                "if (place < left) all = Format::bits",
+                "if (place + 1 < left) all = Format::bits",
                 "tests/simt/test_best_first.py::test_the_last_logit_of_a_row",
             ),
         },
@@ -51,8 +51,13 @@ MUTATIONS: list[Mutation] = [
                 "    const Row row = draft_row(j > 0 ? j - 1 : j);\n    if constexpr",
             ),
             "cuda-mapped-q-stays-at-its-first-token": ("        at += there;\n", ""),
-            "cuda-block-sums-too-few-rows": ("if (tested.u < w * 1.0001f)", "if (tested.u < w * 0.05f)"),
+            "cuda-block-sums-too-few-rows": ("if (u < w * 1.0001f)", "if (u < w * 0.05f)"),
             "cuda-block-is-sure-of-one-draft-more": ("if (w == 1.0f) sure = j + 1;", "if (w > 0.5f) sure = j + 1;"),
+            "cuda-a-draft-that-q-lacks-is-possible": (
+                "seen.possible() ? ratio(seen.p, seen.q) : 0.0f",
+                "ratio(seen.p, seen.q)",
+                "tests/kernels/test_corners.py -k 'q_zero and cuda'",
+            ),
         },
     ),
     *mutations(
@@ -68,8 +73,6 @@ MUTATIONS: list[Mutation] = [
                 "if (score_of(best) >= bound * rounding) break;",
                 "if (best != 0 && bound * rounding >= 0.0f) break;",
             ),
-            "cuda-best-first-visits-one-round": ("if (first + warps >= n) break;", "break;"),
-            "cuda-order-read-before-all-scores-are-there": ("  simt::sync_block();  // all scores are there\n", ""),
             "cuda-no-mass-rejects-the-draft": (
                 "if (block < 0 && here.p > -INFINITY) {",
                 "if (block < 0 && here.p > INFINITY) {",
@@ -77,10 +80,6 @@ MUTATIONS: list[Mutation] = [
             "cuda-joint-tests-with-the-ratio-alone": (
                 "const float keep = drafted ? keep_probability(w, simt::read(&s.memory.total[j])) : w;",
                 "const float keep = drafted ? fminf(w, 1.0f + simt::read(&s.memory.total[j])) : w;",
-            ),
-            "cuda-totals-read-before-they-are-summed": (
-                "  simt::sync_block();\n  int kept = sure;\n",
-                "  int kept = sure;\n",
             ),
         },
     ),
@@ -91,6 +90,11 @@ MUTATIONS: list[Mutation] = [
             "cuda-warps-tell-each-other-in-one-place": (
                 "simt::write(&slots->best[turn][warp()], mine);",
                 "turn = 0, simt::write(&slots->best[turn][warp()], mine);",
+            ),
+            "cuda-equal-numbers-have-one-rank": (
+                "others.of[k] > mine || (others.of[k] == mine && at + k < i)",
+                "others.of[k] > mine",
+                "tests/simt/test_few_candidates.py",
             ),
         },
     ),
@@ -112,11 +116,25 @@ MUTATIONS: list[Mutation] = [
     ),
     *mutations(
         "csrc/cuda/select.h",
-        "tests/kernels/test_filters.py tests/kernels/test_parity.py -k cuda",
+        "tests/kernels/test_filters.py -k cuda",
         {
-            "cuda-histogram-counted-while-it-is-cleared": ("sums.clear();\n      simt::sync_block();", "sums.clear();"),
-            "cuda-bound-one-too-high": (": 0) >= k) key |= bit;", ": 0) + 1 < k) key |= bit;"),
             "cuda-masses-of-what-filters-drop": ("return x[k] >= cutoff ? x[k] : -INFINITY;", "return x[k];"),
+        },
+    ),
+    *mutations(
+        "csrc/cuda/candidates.h",
+        "tests/simt/test_few_candidates.py",
+        {
+            "cuda-bound-one-bin-too-high": ("simt::total(bins_before) + 1)", "simt::total(bins_before))"),
+        },
+    ),
+    *mutations(
+        "csrc/cuda/few.h",
+        "tests/simt/test_few_candidates.py",
+        {
+            "cuda-few-reach-what-they-do-not": ("if (tries && all < wanted) return false;", ""),
+            "cuda-few-keep-what-top-p-drops": ("mass(i) > 0 && before <", "mass(i) > 0 && before / 2 <"),
+            "cuda-blocks-weigh-what-is-dropped": ("if (logit >= cutoff) kept_of_block", "kept_of_block"),
         },
     ),
     *mutations(
@@ -124,11 +142,6 @@ MUTATIONS: list[Mutation] = [
         "tests/kernels/test_filters.py tests/kernels/test_parity.py -k cuda",
         {
             "cuda-one-bin-too-many": ("scale = (kBins - 1) / width", "scale = kBins / width"),
-            "cuda-lanes-add-to-one-copy": (
-                "(bin * copies + simt::thread() % copies)",
-                "bin * copies",
-                "tests/simt/test_simt.py -k flat",
-            ),
         },
     ),
     *mutations(
