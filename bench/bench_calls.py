@@ -107,7 +107,9 @@ def microseconds(call: Callable[[], object], samples: int) -> list[float]:
 
 def main(
     backend: Annotated[str, typer.Option(help="triton and cpu, or one of them")] = ",".join(BACKENDS),
-    profile: Annotated[str | None, typer.Option(help="a call, such as triton:plain, of which functions are timed")] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="a call, such as triton:plain, of which functions are timed")
+    ] = None,
     quick: report.Quick = False,
     json_path: report.JsonPath = None,
 ) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 import torch
+from torch.compiler import is_compiling
 
 from .ops import RULES, TREE_RULES, WORD_BITS, SamplingTensors, statistics_dtype
 from .types import TABLE_PADDING, Rule, SamplingParams, TokenTable, TreeRule
@@ -24,7 +25,7 @@ def check_form(name: str, tensor: torch.Tensor) -> None:
     if tensor.layout != torch.strided or tensor.is_nested:
         form = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
         refuse(name, f"a tensor of the layout {form}", "one of torch.strided (to_dense())")
-    if not torch.compiler.is_compiling() and tensor.is_neg():  # of which nothing resolves those in lists of tensors
+    if not is_compiling() and tensor.is_neg():  # of which nothing resolves those in lists of tensors
         refuse(name, "a view that negates numbers when they are read", "resolve_neg() of it")
 
 
@@ -44,12 +45,17 @@ def check_like(name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtypes: 
     if not isinstance(tensor, torch.Tensor):
         refuse(name, type(tensor).__name__, f"a tensor of shape {list(shape)}")
     check_form(name, tensor)
-    if tuple(tensor.shape) != shape:
+    if tensor.shape != shape:
         refuse(name, f"shape {list(tensor.shape)}", f"shape {list(shape)}")
     if tensor.dtype not in dtypes:
         refuse(name, tensor.dtype, " or ".join(str(d).removeprefix("torch.") for d in dtypes))
     if tensor.device != device:
         refuse(name, f"a tensor on {tensor.device}", f"{device}, where the logits are")
+
+
+def as_int64(tensor: torch.Tensor) -> torch.Tensor:
+    """What ``to`` would return, which takes longer to find that there is nothing to do than all checks of a tensor."""
+    return tensor if tensor.dtype is torch.int64 else tensor.to(torch.int64)
 
 
 def check_rule(rule: str) -> int:
@@ -119,7 +125,7 @@ def check_table(table: TokenTable, batch: int, device: torch.device) -> tuple[to
 
 def check_ascending(name: str, ids: torch.Tensor, padding: int | None = None) -> None:
     """Checks that ids ascend up to ``padding``: on a CPU, but not while torch.compile traces."""
-    if ids.device.type == "cpu" and not torch.compiler.is_compiling() and ids.numel():
+    if ids.device.type == "cpu" and not is_compiling() and ids.numel():
         wrong = ids[..., 1:] <= ids[..., :-1]
         if padding is not None:
             wrong &= ids[..., 1:] < padding
@@ -150,7 +156,7 @@ def per_sequence(name: str, value: int | torch.Tensor, batch: int, device: torch
     """[B] int64 on ``device`` from a number (the same for every sequence) or a [B] tensor."""
     if isinstance(value, torch.Tensor):
         check_like(name, value, (batch,), INTEGER_DTYPES, device)
-        return value.to(torch.int64)
+        return as_int64(value)
     if isinstance(value, bool) or not isinstance(value, int) or not lowest <= value < 2**63:
         refuse(name, repr(value), f"an integer from {lowest} to 2**63 - 1, or an int64 tensor of shape [{batch}]")
     return torch.full((batch,), value, dtype=torch.int64, device=device)
@@ -158,7 +164,7 @@ def per_sequence(name: str, value: int | torch.Tensor, batch: int, device: torch
 
 def check_counts(name: str, counts: torch.Tensor, most: int, letter: str) -> None:
     """Checks the values on a CPU, but not while torch.compile traces. Kernels clamp them to [0, most]."""
-    if counts.device.type == "cpu" and not torch.compiler.is_compiling() and counts.numel():
+    if counts.device.type == "cpu" and not is_compiling() and counts.numel():
         low, high = (int(v) for v in torch.aminmax(counts))
         if low < 0 or high > most:
             refuse(name, f"values from {low} to {high}", f"0 to {letter} = {most}")
@@ -181,7 +187,7 @@ def check_allowed(
     check_form("allowed", allowed)
     words = allowed.shape[-1]
     check_like("allowed", allowed, (*rows, words), (torch.int32,), device)
-    if device.type == "cpu" and not torch.compiler.is_compiling() and d2t[-1] >= WORD_BITS * words:
+    if device.type == "cpu" and not is_compiling() and d2t[-1] >= WORD_BITS * words:
         refuse("allowed", f"{words} words", f"words for all ids of d2t, up to {int(d2t[-1])}")
 
 
@@ -196,9 +202,10 @@ def check_q(
     backend: str,
 ) -> tuple:
     """Checks the form of q that was given. Returns (draft_logits, cutoff, lse, d2t); None for what was not."""
-    given = {"draft_logits": draft_logits, "draft_stats": draft_stats, "d2t": d2t}
-    if rule == Rule.COUPLED and (names := [name for name, value in given.items() if value is not None]):
-        refuse(names[0], f"a value with rule={str(rule)!r}", "None: this rule needs no q")
+    if rule == Rule.COUPLED:
+        for name, value in (("draft_logits", draft_logits), ("draft_stats", draft_stats), ("d2t", d2t)):
+            if value is not None:
+                refuse(name, f"a value with rule={str(rule)!r}", "None: this rule needs no q")
     cutoff = lse = None
     check_draft_logits(draft_logits, d2t, "[B, K, V]", drafts, vocabulary, device, backend)
     if draft_stats is not None:
@@ -231,7 +238,7 @@ def check_draft_logits(
     check_logits("draft_logits", draft_logits, shape, reference=backend == "reference")
     if d2t is not None:
         check_d2t(d2t, draft_logits.shape[-1], device)
-        if d2t.device.type == "cpu" and not torch.compiler.is_compiling() and d2t[-1] >= vocabulary:
+        if d2t.device.type == "cpu" and not is_compiling() and d2t[-1] >= vocabulary:
             refuse("d2t", f"an id of {int(d2t[-1])}", f"ids below {vocabulary}, the target's vocabulary")
         vocabulary = draft_logits.shape[-1]
     check_like("draft_logits", draft_logits, (*rows, vocabulary), (draft_logits.dtype,), device)
@@ -244,11 +251,11 @@ def check_parents(parents: torch.Tensor, batch: int, nodes: int, device: torch.d
         check_like("parents", parents, (nodes,), INTEGER_DTYPES, device)
     else:
         check_like("parents", parents, (batch, nodes), INTEGER_DTYPES, device)
-    if device.type == "cpu" and not torch.compiler.is_compiling():
+    if device.type == "cpu" and not is_compiling():
         wrong = (parents < -1) | (parents >= torch.arange(nodes))
         if wrong.any():
             at = wrong.nonzero()[0]
             refuse(
                 "parents", f"{int(parents[*at])} for node {int(at[-1])}", "-1 (the root), or a node before the child"
             )
-    return parents.to(torch.int64).expand(batch, nodes)
+    return as_int64(parents).expand(batch, nodes)
