@@ -4,6 +4,7 @@ what is allowed. Values on a GPU are not read, since that would wait for the GPU
 
 from __future__ import annotations
 
+import functools
 from typing import NoReturn
 
 import torch
@@ -88,13 +89,13 @@ def sampling_of(
     if not isinstance(params, SamplingParams):
         refuse("params", type(params).__name__, "a SamplingParams")
     temperature = _column(params, "temperature", batch, device)
-    filters = _columns(params, SamplingParams.FILTERS, batch, device)
+    filters = _columns(params, SamplingParams.FILTERS, temperature, device)
     if table is None:
         if params.uses(SamplingParams.PENALTIES):
             refuse("table", "None with penalties in params", "a TokenTable")
         return SamplingTensors(temperature, filters)
     ends, first_end = check_table(table, batch, device)
-    penalties = _columns(params, SamplingParams.PENALTIES, batch, device)
+    penalties = _columns(params, SamplingParams.PENALTIES, temperature, device)
     return SamplingTensors(temperature, filters, penalties, *table[:4], ends, first_end)
 
 
@@ -133,11 +134,50 @@ def check_ascending(name: str, ids: torch.Tensor, padding: int | None = None) ->
             refuse(name, "ids that are negative or do not ascend", "ascending ids >= 0, each once")
 
 
-def _columns(params: SamplingParams, names: tuple[str, ...], batch: int, device: torch.device) -> torch.Tensor | None:
-    """[B, 3] float32, or None if these parameters are off."""
+def _columns(
+    params: SamplingParams, names: tuple[str, ...], temperature: torch.Tensor, device: torch.device
+) -> torch.Tensor | None:
+    """[B, 3] float32, or None if these parameters are off. ``temperature``: [B], of the same call."""
     if not params.uses(names):
         return None
-    return torch.stack([_column(params, name, batch, device) for name in names], 1)
+    batch, values = len(temperature), tuple([getattr(params, name) for name in names])
+    if any([isinstance(value, torch.Tensor) for value in values]):
+        return torch.stack([_column(params, name, batch, device) for name in names], 1)
+    # What a tracer takes for tensors is of another type.
+    stream = _stream_of_constants(device) if type(temperature) is torch.Tensor else None
+    if stream is None:
+        return _columns_of_numbers(names, values, batch, device)
+    return _kept_columns(names, values, batch, device, stream)
+
+
+def _columns_of_numbers(
+    names: tuple[str, ...], values: tuple[float | None, ...], batch: int, device: torch.device
+) -> torch.Tensor:
+    numbers = [SamplingParams.neutral(n) if value is None else value for n, value in zip(names, values, strict=True)]
+    columns = [torch.full((batch,), float(value), dtype=torch.float32, device=device) for value in numbers]
+    return torch.stack(columns, 1)
+
+
+@functools.lru_cache(maxsize=256)
+def _kept_columns(
+    names: tuple[str, ...], values: tuple[float | None, ...], batch: int, device: torch.device, stream: int
+) -> torch.Tensor:
+    """What ``_columns_of_numbers`` gives by four launches, and nobody writes: most users give the same numbers in every
+    call."""
+    with torch.inference_mode(False):
+        return _columns_of_numbers(names, values, batch, device)
+
+
+def _stream_of_constants(device: torch.device) -> int | None:
+    """The stream on which a tensor may be kept for later calls; None: it may not.
+
+    What is made on a stream is read there alone, and its memory is given back there, as the order of the stream says.
+    What is made or read in a CUDA graph would have to live as long as the graph."""
+    if is_compiling() or device.type not in ("cpu", "cuda"):
+        return None
+    if device.type == "cpu":
+        return 0
+    return None if torch.cuda.is_current_stream_capturing() else torch.cuda.current_stream(device).cuda_stream
 
 
 def _column(params: SamplingParams, name: str, batch: int, device: torch.device) -> torch.Tensor:
