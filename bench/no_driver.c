@@ -24,6 +24,7 @@ GIVES(cuCtxPopCurrent, CUcontext, 16)
 GIVES(cuCtxGetDevice, CUdevice, 0)
 GIVES(cuCtxGetLimit, size_t, 0, CUlimit limit)
 GIVES(cuFuncGetAttribute, int, 1024, CUfunction_attribute what, CUfunction function)
+GIVES(cuOccupancyMaxActiveClusters, int, 1, CUfunction function, const CUlaunchConfig* config)
 GIVES(cuModuleLoadData, CUmodule, 16, const void* image)
 GIVES(cuModuleGetFunction, CUfunction, 16, CUmodule module, const char* name)
 GIVES(cuDeviceGetAttribute, int, what == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR ? 9 : 0xe000,

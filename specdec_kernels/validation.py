@@ -140,7 +140,7 @@ def _columns(
     """[B, 3] float32, or None if these parameters are off. ``temperature``: [B], of the same call."""
     if not params.uses(names):
         return None
-    batch, values = len(temperature), tuple([getattr(params, name) for name in names])
+    batch, values = temperature.shape[0], tuple([getattr(params, name) for name in names])
     if any([isinstance(value, torch.Tensor) for value in values]):
         return torch.stack([_column(params, name, batch, device) for name in names], 1)
     # What a tracer takes for tensors is of another type.

@@ -128,9 +128,10 @@ def rows_on_device(
     """``pointer``: to logits whose last dimension is dense; ``strides``: of the others; ``vocabulary``: their own;
     ``statistics``: the scratch of ``pieces_of_statistics``."""
     block_max, block_sum, part_max, chosen, cutoff = statistics
+    raw_max, raw_sum = raw_stats
     return Rows(
-        sampling, pointer, *strides, vocabulary, num_blocks, d2t, block_max, block_sum, part_max, chosen, *raw_stats,
-        cutoff, *stats_strides, *masks,
+        sampling, pointer, *strides, vocabulary, num_blocks, d2t, block_max, block_sum, part_max, chosen, raw_max,
+        raw_sum, cutoff, *stats_strides, *masks,
     )  # fmt: skip
 
 
