@@ -43,13 +43,13 @@ def call_of(kernel: str, inputs: StepInputs) -> Callable[[int], object]:
 
 
 def measure_kernel(kernel: str, inputs: StepInputs, candidates: tuple[int, ...], seconds: float) -> dict[str, object]:
-    from specdec_kernels.backends.triton import tables
+    from specdec_kernels.backends.triton import kinds, tables
 
     device, run = inputs.target.device, call_of(kernel, inputs)
     usual = tables.options(kernel, device, False)["num_warps"]
 
     def with_warps(i: int, num_warps: int):
-        with tables.using(kernel, num_warps):
+        with kinds.using(kernel, num_warps):
             return run(i)
 
     methods = [Method(str(n), lambda i, n=n: with_warps(i, n), inputs.calls) for n in sorted({usual, *candidates})]

@@ -78,7 +78,7 @@ def draft_step(
         drafts = None  # only penalties depend on them
     elif drafts is not None:
         check.check_like("drafts", drafts, (batch, offset), check.INTEGER_DTYPES, device)
-        drafts = drafts.to(torch.int64)
+        drafts = check.as_int64(drafts)
     elif offset > 0:
         check.refuse("drafts", f"None with a table and offset={offset}", f"the step's drafts so far, [B, {offset}]")
     if d2t is not None:
@@ -237,9 +237,9 @@ def speculative_step(
         check.check_counts("num_drafts", num_drafts, rows - 1, "K")
     *step, drawn, raw = operation("speculative_step", backend, device.type)(
         target_logits,
-        draft_tokens.to(torch.int64),
+        check.as_int64(draft_tokens),
         *q,
-        None if num_drafts is None else num_drafts.to(torch.int64),
+        None if num_drafts is None else check.as_int64(num_drafts),
         list(check.sampling_of(params, table, batch, device)),
         allowed,
         masked_drafts,

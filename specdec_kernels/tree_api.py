@@ -81,7 +81,7 @@ def draft_children(
     else:
         depth = drafts.shape[1] if isinstance(drafts, torch.Tensor) and drafts.dim() == 2 else 0
         check.check_like("drafts", drafts, (batch, depth), check.INTEGER_DTYPES, device)
-        drafts = None if sampling.table_ids is None else drafts.to(torch.int64)  # only penalties depend on them
+        drafts = None if sampling.table_ids is None else check.as_int64(drafts)  # only penalties depend on them
     if d2t is not None:
         check.check_d2t(d2t, vocabulary, device)
     return DraftChildren(
@@ -183,11 +183,11 @@ def verify_tree(
     return TreeStep(
         *operation("verify_tree", backend, device.type)(
             target_logits,
-            node_tokens.to(torch.int64),
+            check.as_int64(node_tokens),
             parents,
             draft_logits,
             d2t,
-            None if num_nodes is None else num_nodes.to(torch.int64),
+            None if num_nodes is None else check.as_int64(num_nodes),
             list(check.sampling_of(params, table, batch, device)),
             check.per_sequence("seed", seed, batch, device, lowest=-(2**63)),
             check.per_sequence("position", position, batch, device, lowest=0),

@@ -4,9 +4,11 @@ what is allowed. Values on a GPU are not read, since that would wait for the GPU
 
 from __future__ import annotations
 
+import functools
 from typing import NoReturn
 
 import torch
+from torch.compiler import is_compiling
 
 from .ops import RULES, TREE_RULES, WORD_BITS, SamplingTensors, statistics_dtype
 from .types import TABLE_PADDING, Rule, SamplingParams, TokenTable, TreeRule
@@ -24,7 +26,7 @@ def check_form(name: str, tensor: torch.Tensor) -> None:
     if tensor.layout != torch.strided or tensor.is_nested:
         form = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
         refuse(name, f"a tensor of the layout {form}", "one of torch.strided (to_dense())")
-    if not torch.compiler.is_compiling() and tensor.is_neg():  # of which nothing resolves those in lists of tensors
+    if not is_compiling() and tensor.is_neg():  # of which nothing resolves those in lists of tensors
         refuse(name, "a view that negates numbers when they are read", "resolve_neg() of it")
 
 
@@ -44,12 +46,17 @@ def check_like(name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtypes: 
     if not isinstance(tensor, torch.Tensor):
         refuse(name, type(tensor).__name__, f"a tensor of shape {list(shape)}")
     check_form(name, tensor)
-    if tuple(tensor.shape) != shape:
+    if tensor.shape != shape:
         refuse(name, f"shape {list(tensor.shape)}", f"shape {list(shape)}")
     if tensor.dtype not in dtypes:
         refuse(name, tensor.dtype, " or ".join(str(d).removeprefix("torch.") for d in dtypes))
     if tensor.device != device:
         refuse(name, f"a tensor on {tensor.device}", f"{device}, where the logits are")
+
+
+def as_int64(tensor: torch.Tensor) -> torch.Tensor:
+    """What ``to`` would return, which takes longer to find that there is nothing to do than all checks of a tensor."""
+    return tensor if tensor.dtype is torch.int64 else tensor.to(torch.int64)
 
 
 def check_rule(rule: str) -> int:
@@ -82,13 +89,13 @@ def sampling_of(
     if not isinstance(params, SamplingParams):
         refuse("params", type(params).__name__, "a SamplingParams")
     temperature = _column(params, "temperature", batch, device)
-    filters = _columns(params, SamplingParams.FILTERS, batch, device)
+    filters = _columns(params, SamplingParams.FILTERS, temperature, device)
     if table is None:
         if params.uses(SamplingParams.PENALTIES):
             refuse("table", "None with penalties in params", "a TokenTable")
         return SamplingTensors(temperature, filters)
     ends, first_end = check_table(table, batch, device)
-    penalties = _columns(params, SamplingParams.PENALTIES, batch, device)
+    penalties = _columns(params, SamplingParams.PENALTIES, temperature, device)
     return SamplingTensors(temperature, filters, penalties, *table[:4], ends, first_end)
 
 
@@ -119,7 +126,7 @@ def check_table(table: TokenTable, batch: int, device: torch.device) -> tuple[to
 
 def check_ascending(name: str, ids: torch.Tensor, padding: int | None = None) -> None:
     """Checks that ids ascend up to ``padding``: on a CPU, but not while torch.compile traces."""
-    if ids.device.type == "cpu" and not torch.compiler.is_compiling() and ids.numel():
+    if ids.device.type == "cpu" and not is_compiling() and ids.numel():
         wrong = ids[..., 1:] <= ids[..., :-1]
         if padding is not None:
             wrong &= ids[..., 1:] < padding
@@ -127,11 +134,50 @@ def check_ascending(name: str, ids: torch.Tensor, padding: int | None = None) ->
             refuse(name, "ids that are negative or do not ascend", "ascending ids >= 0, each once")
 
 
-def _columns(params: SamplingParams, names: tuple[str, ...], batch: int, device: torch.device) -> torch.Tensor | None:
-    """[B, 3] float32, or None if these parameters are off."""
+def _columns(
+    params: SamplingParams, names: tuple[str, ...], temperature: torch.Tensor, device: torch.device
+) -> torch.Tensor | None:
+    """[B, 3] float32, or None if these parameters are off. ``temperature``: [B], of the same call."""
     if not params.uses(names):
         return None
-    return torch.stack([_column(params, name, batch, device) for name in names], 1)
+    batch, values = temperature.shape[0], tuple([getattr(params, name) for name in names])
+    if any([isinstance(value, torch.Tensor) for value in values]):
+        return torch.stack([_column(params, name, batch, device) for name in names], 1)
+    # What a tracer takes for tensors is of another type.
+    stream = _stream_of_constants(device) if type(temperature) is torch.Tensor else None
+    if stream is None:
+        return _columns_of_numbers(names, values, batch, device)
+    return _kept_columns(names, values, batch, device, stream)
+
+
+def _columns_of_numbers(
+    names: tuple[str, ...], values: tuple[float | None, ...], batch: int, device: torch.device
+) -> torch.Tensor:
+    numbers = [SamplingParams.neutral(n) if value is None else value for n, value in zip(names, values, strict=True)]
+    columns = [torch.full((batch,), float(value), dtype=torch.float32, device=device) for value in numbers]
+    return torch.stack(columns, 1)
+
+
+@functools.lru_cache(maxsize=256)
+def _kept_columns(
+    names: tuple[str, ...], values: tuple[float | None, ...], batch: int, device: torch.device, stream: int
+) -> torch.Tensor:
+    """What ``_columns_of_numbers`` gives by four launches, and nobody writes: most users give the same numbers in every
+    call."""
+    with torch.inference_mode(False):
+        return _columns_of_numbers(names, values, batch, device)
+
+
+def _stream_of_constants(device: torch.device) -> int | None:
+    """The stream on which a tensor may be kept for later calls; None: it may not.
+
+    What is made on a stream is read there alone, and its memory is given back there, as the order of the stream says.
+    What is made or read in a CUDA graph would have to live as long as the graph."""
+    if is_compiling() or device.type not in ("cpu", "cuda"):
+        return None
+    if device.type == "cpu":
+        return 0
+    return None if torch.cuda.is_current_stream_capturing() else torch.cuda.current_stream(device).cuda_stream
 
 
 def _column(params: SamplingParams, name: str, batch: int, device: torch.device) -> torch.Tensor:
@@ -150,7 +196,7 @@ def per_sequence(name: str, value: int | torch.Tensor, batch: int, device: torch
     """[B] int64 on ``device`` from a number (the same for every sequence) or a [B] tensor."""
     if isinstance(value, torch.Tensor):
         check_like(name, value, (batch,), INTEGER_DTYPES, device)
-        return value.to(torch.int64)
+        return as_int64(value)
     if isinstance(value, bool) or not isinstance(value, int) or not lowest <= value < 2**63:
         refuse(name, repr(value), f"an integer from {lowest} to 2**63 - 1, or an int64 tensor of shape [{batch}]")
     return torch.full((batch,), value, dtype=torch.int64, device=device)
@@ -158,7 +204,7 @@ def per_sequence(name: str, value: int | torch.Tensor, batch: int, device: torch
 
 def check_counts(name: str, counts: torch.Tensor, most: int, letter: str) -> None:
     """Checks the values on a CPU, but not while torch.compile traces. Kernels clamp them to [0, most]."""
-    if counts.device.type == "cpu" and not torch.compiler.is_compiling() and counts.numel():
+    if counts.device.type == "cpu" and not is_compiling() and counts.numel():
         low, high = (int(v) for v in torch.aminmax(counts))
         if low < 0 or high > most:
             refuse(name, f"values from {low} to {high}", f"0 to {letter} = {most}")
@@ -181,7 +227,7 @@ def check_allowed(
     check_form("allowed", allowed)
     words = allowed.shape[-1]
     check_like("allowed", allowed, (*rows, words), (torch.int32,), device)
-    if device.type == "cpu" and not torch.compiler.is_compiling() and d2t[-1] >= WORD_BITS * words:
+    if device.type == "cpu" and not is_compiling() and d2t[-1] >= WORD_BITS * words:
         refuse("allowed", f"{words} words", f"words for all ids of d2t, up to {int(d2t[-1])}")
 
 
@@ -196,9 +242,10 @@ def check_q(
     backend: str,
 ) -> tuple:
     """Checks the form of q that was given. Returns (draft_logits, cutoff, lse, d2t); None for what was not."""
-    given = {"draft_logits": draft_logits, "draft_stats": draft_stats, "d2t": d2t}
-    if rule == Rule.COUPLED and (names := [name for name, value in given.items() if value is not None]):
-        refuse(names[0], f"a value with rule={str(rule)!r}", "None: this rule needs no q")
+    if rule == Rule.COUPLED:
+        for name, value in (("draft_logits", draft_logits), ("draft_stats", draft_stats), ("d2t", d2t)):
+            if value is not None:
+                refuse(name, f"a value with rule={str(rule)!r}", "None: this rule needs no q")
     cutoff = lse = None
     check_draft_logits(draft_logits, d2t, "[B, K, V]", drafts, vocabulary, device, backend)
     if draft_stats is not None:
@@ -231,7 +278,7 @@ def check_draft_logits(
     check_logits("draft_logits", draft_logits, shape, reference=backend == "reference")
     if d2t is not None:
         check_d2t(d2t, draft_logits.shape[-1], device)
-        if d2t.device.type == "cpu" and not torch.compiler.is_compiling() and d2t[-1] >= vocabulary:
+        if d2t.device.type == "cpu" and not is_compiling() and d2t[-1] >= vocabulary:
             refuse("d2t", f"an id of {int(d2t[-1])}", f"ids below {vocabulary}, the target's vocabulary")
         vocabulary = draft_logits.shape[-1]
     check_like("draft_logits", draft_logits, (*rows, vocabulary), (draft_logits.dtype,), device)
@@ -244,11 +291,11 @@ def check_parents(parents: torch.Tensor, batch: int, nodes: int, device: torch.d
         check_like("parents", parents, (nodes,), INTEGER_DTYPES, device)
     else:
         check_like("parents", parents, (batch, nodes), INTEGER_DTYPES, device)
-    if device.type == "cpu" and not torch.compiler.is_compiling():
+    if device.type == "cpu" and not is_compiling():
         wrong = (parents < -1) | (parents >= torch.arange(nodes))
         if wrong.any():
             at = wrong.nonzero()[0]
             refuse(
                 "parents", f"{int(parents[*at])} for node {int(at[-1])}", "-1 (the root), or a node before the child"
             )
-    return parents.to(torch.int64).expand(batch, nodes)
+    return as_int64(parents).expand(batch, nodes)

@@ -7,8 +7,10 @@ import dataclasses
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from specdec_kernels import SamplingParams, SamplingTensors, TokenTable, draft_step, speculative_step
+from specdec_kernels import SamplingParams, SamplingTensors, TokenTable, draft_step, speculative_step, validation
 from specdec_kernels.testing.inputs import random_step
 
 FILTERS, PENALTIES = SamplingParams.FILTERS, SamplingParams.PENALTIES
@@ -125,3 +127,43 @@ def test_tensors_hold_the_table():
     table = random_step(2, 1, 5, table=3).table
     with pytest.raises(ValueError, match="^table: got a TokenTable beside SamplingTensors, allowed: None"):
         draft_step(torch.zeros(2, 5), SamplingTensors(torch.ones(2)), seed=0, position=0, offset=0, table=table)
+
+
+class Operations(TorchDispatchMode):
+    """The names of the operations that ran."""
+
+    def __init__(self):
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+def test_numbers_become_tensors_once():
+    """Of every batch and of all that differ; what is made inside of ``inference_mode`` serves outside of it, too."""
+    logits, options = torch.randn(3, 11), {"seed": 5, "position": 0, "offset": 0}
+    with torch.inference_mode():
+        wanted = draft_step(logits, SamplingParams(top_k=3, min_p=0.011), **options)
+    with Operations() as later:
+        got = draft_step(logits, SamplingParams(top_k=3, min_p=0.011), **options)
+    assert "aten.stack.default" not in later.names and all(map(torch.equal, got, wanted))
+    for params, batch in ((SamplingParams(top_k=2, min_p=0.011), 3), (SamplingParams(top_k=3, min_p=0.011), 2)):
+        with Operations() as first:
+            got = draft_step(logits[:batch], params, **options)
+        assert "aten.stack.default" in first.names
+        assert got.cutoff.tolist() == logits[:batch].topk(params.top_k).values[:, -1].tolist()
+    assert not validation._kept_columns(("top_k",), (3,), 3, logits.device, 0).is_inference()
+
+
+def test_no_tensor_is_kept_of_a_graph_or_a_tracer(monkeypatch):
+    """What is made while a CUDA graph is captured lives as long as it, and a fake tensor has no numbers."""
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert validation._stream_of_constants(torch.device("cuda", 0)) is None
+    assert validation._stream_of_constants(torch.device("meta")) is None
+    validation._kept_columns.cache_clear()
+    with FakeTensorMode():
+        draft_step(torch.zeros(2, 7), SamplingParams(top_k=3), seed=0, position=0, offset=0)
+    assert validation._kept_columns.cache_info().currsize == 0
+    assert draft_step(torch.zeros(2, 7), SamplingParams(top_k=3), seed=0, position=0, offset=0).tokens.min() >= 0

@@ -72,7 +72,7 @@ def test_compiles_ahead_of_time(target, variants, tmp_path):
 
 def test_launch_table():
     """Every kernel has a number of warps for every family of GPUs: a power of 2, with at most 1024 threads."""
-    from specdec_kernels.backends.triton import tables
+    from specdec_kernels.backends.triton import kinds, tables
 
     assert tables.WARPS.keys() == KERNELS >= tables.WARPS_WITH_TABLE.keys()
     for numbers in (*tables.WARPS.values(), *tables.WARPS_WITH_TABLE.values()):
@@ -80,7 +80,7 @@ def test_launch_table():
             assert number in (1, 2, 4, 8, 16, 32) and number * (64 if family == "amd" else 32) <= 1024
     device = torch.device("cpu")
     usual = tables.options("decide_kernel", device, False)
-    with tables.using("decide_kernel", 16):
+    with kinds.using("decide_kernel", 16):
         changed = tables.options("decide_kernel", device, False)
         assert changed == {"num_warps": 16, "DEPENDENT": False} != usual
         assert tables.options("decide_kernel", device, True) == changed | {"maxnreg": 128}
@@ -112,6 +112,19 @@ def test_each_gpu_has_its_launches(monkeypatch, capability, hip, family, limited
     assert first["DEPENDENT"] == dependent and "launch_pdl" not in first
 
 
+class Forgetful(dict):
+    """Kinds of calls that are not remembered, so that every call is the first of its kind."""
+
+    def get(self, key, default=None):
+        return default
+
+
+def forget_kinds(monkeypatch) -> None:
+    from specdec_kernels.backends.triton import kinds
+
+    monkeypatch.setattr(kinds, "_kinds", Forgetful())
+
+
 @pytest.fixture
 def launched(monkeypatch) -> list[str]:
     """The names of the kernels launched so far."""
@@ -121,13 +134,15 @@ def launched(monkeypatch) -> list[str]:
 
     class Counting:
         def __init__(self, name, kernel):
-            self.name, self.kernel = name, kernel
+            self.__name__, self.kernel, self.arg_names = name, kernel, kernel.arg_names
 
         def __getitem__(self, grid):
-            names.append(self.name)
+            names.append(self.__name__)
             return self.kernel[grid]
 
     from specdec_kernels.backends.triton import stages
+
+    forget_kinds(monkeypatch)
 
     for module in (stages, modules.draft_children, modules.draft_step, modules.speculative_step, modules.verify_tree):
         for name in KERNELS & set(vars(module)):
@@ -313,6 +328,7 @@ def test_blocks_that_programs_share(monkeypatch, parts):
 
     inputs = random_step(2, 3, 20_000, rule="block", temperature=(0.0, 0.8), log_probs=True)
     usual = [t for t in inputs.run("triton") if t is not None]
+    forget_kinds(monkeypatch)
     monkeypatch.setattr(module, "PARTS", parts)
     assert identical([t for t in inputs.run("triton") if t is not None], usual)
 
@@ -324,6 +340,7 @@ def test_blocks_of_a_program(monkeypatch, size):
 
     inputs = random_step(2, 2, 5300, temperature=(0.0, 0.8), log_probs=True)
     usual = [t for t in inputs.run("triton") if t is not None]
+    forget_kinds(monkeypatch)
     monkeypatch.setattr(stages, "blocks_of_a_program", lambda blocks: size)
     assert identical([t for t in inputs.run("triton") if t is not None], usual)
 
@@ -334,6 +351,7 @@ def test_more_sequences_than_a_dimension_of_a_grid(monkeypatch):
     for options in ({}, {"rule": "coupled", "top_k": 9}):
         inputs = random_step(3, 1, 2100, **options)
         usual = [t for t in inputs.run("triton") if t is not None]
+        forget_kinds(monkeypatch)
         monkeypatch.setattr(stages, "MOST_SEQUENCES", 2)
         assert identical([t for t in inputs.run("triton") if t is not None], usual)
         monkeypatch.undo()

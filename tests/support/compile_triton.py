@@ -62,7 +62,7 @@ class Compiled:
     variants: set[str] = set()
 
     def __init__(self, kernel: triton.JITFunction, target: GPUTarget):
-        self.kernel, self.target = kernel, target
+        self.kernel, self.target, self.__name__ = kernel, target, kernel.__name__
 
     def __getitem__(self, grid: tuple[int, ...]):
         return self.compile

@@ -24,20 +24,19 @@ from .core import (
     weight,
 )
 from .dependent import let_next_begin, wait_for_earlier
+from .kinds import Scratch, kind_of
 from .launch import (
-    NOT_FILTERED,
-    Filtered,
+    Given,
     contiguous,
     dense_rows,
     device_guard,
     number_of_blocks,
     padded_blocks,
+    pieces_of_statistics,
     rows_on_device,
-    sampling_on_device,
 )
 from .rows import NO_ROWS, load_block, load_row, load_token, target_ids
 from .stages import find_statistics
-from .tables import options
 
 
 @triton.jit
@@ -141,36 +140,43 @@ def of_likely_children(sampling: ops.SamplingTensors) -> ops.SamplingTensors:
 
 def draft_children(logits, sampling, drafts, d2t, seed, position, offset, width, sampled):
     sampling, (batch, vocabulary), device = ops.SamplingTensors(*sampling), logits.shape, logits.device
-    logits, num_blocks = dense_rows(logits), number_of_blocks(vocabulary)
 
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
-    tokens, status = empty(batch, width, dtype=torch.int64), empty(batch, dtype=torch.int32)
-    outputs = (tokens, empty(batch, width), empty(batch), empty(batch), status)
-    if batch > 0:
-        sampling = sampling if sampled else of_likely_children(sampling)
-        drafts = seed.new_empty((batch, 0)) if drafts is None else drafts
-        depth, filtered = drafts.shape[1], sampling.filters is not None
-        block_max, block_sum, scores = empty(3, batch, num_blocks).unbind()
-        winners = empty(batch, num_blocks, dtype=torch.int64)
-        rows = rows_on_device(
-            logits, (logits.stride(0), 0), vocabulary, contiguous(d2t), sampling_on_device(sampling, seed, position,
-            drafts), (1, 0), (block_max, block_sum), filtered=Filtered.empty(batch, num_blocks, device) if filtered else
-            NOT_FILTERED,
+    results = (
+        empty(batch, width, dtype=torch.int64), empty(batch, width), empty(batch), empty(batch),
+        empty(batch, dtype=torch.int32),
+    )  # fmt: skip
+    if batch == 0:
+        return results
+    logits, num_blocks = dense_rows(logits), number_of_blocks(vocabulary)
+    sampling = sampling if sampled else of_likely_children(sampling)
+    drafts = seed.new_empty((batch, 0)) if drafts is None else drafts
+    starts = offset.contiguous() if sampled else None
+    given = Given(sampling, seed, position, drafts, None, (logits, contiguous(d2t), starts), results)
+    of_blocks, filtered = (batch, num_blocks), sampling.filters is not None
+    kind = kind_of(("draft_children", width, given.forms, logits.stride()), device, lambda: Scratch(
+        *pieces_of_statistics(batch, num_blocks, filtered), (torch.float32, of_blocks), (torch.int64, of_blocks),
+    ))  # fmt: skip
+    memory, scratch = kind.allocate()
+    on_device, (pointer, ids, starting, *outputs) = given.pointers(kind)
+    strides = (logits.stride(0), 0)
+    rows = rows_on_device(pointer, strides, vocabulary, num_blocks, ids, on_device, (1, 0), scratch[:5])
+    scores, winners = scratch[5:]
+    depth, blocks, table = drafts.shape[1], padded_blocks(num_blocks), sampling.table_ids is not None
+    with device_guard(logits):
+        find_statistics(kind, rows, NO_ROWS, None, batch, 1, depth)
+        kind.launch(
+            first_children_kernel, (batch * num_blocks, 1, 1), rows, depth, starting, scores, winners, BLOCKS=blocks,
+            table=table,
         )  # fmt: skip
-        blocks, table = padded_blocks(num_blocks), sampling.table_ids is not None
-        starts = offset.contiguous() if sampled else None
-        with device_guard(logits):
-            find_statistics(rows, NO_ROWS, None, batch, 1, depth)
-            first_children_kernel[(batch * num_blocks,)](
-                rows, depth, starts, scores, winners, BLOCKS=blocks, **options("first_children_kernel", device, table)
-            )
-            decide_children_kernel[(batch,)](
-                rows, depth, starts, width, scores, winners, outputs, BLOCKS=blocks,
-                SLOTS=triton.next_power_of_2(width), **options("decide_children_kernel", device, table),
-            )  # fmt: skip
-    return outputs
+        kind.launch(
+            decide_children_kernel, (batch, 1, 1), rows, depth, starting, width, scores, winners, tuple(outputs),
+            BLOCKS=blocks, SLOTS=triton.next_power_of_2(width), table=table,
+        )  # fmt: skip
+    kind.ended(memory)
+    return results
 
 
 ops.implement("draft_children_triton", draft_children)

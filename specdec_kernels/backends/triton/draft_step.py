@@ -20,20 +20,21 @@ from .core import (
 )
 from .dependent import wait_for_earlier
 from .draw import argmax, draw, race_winner
+from .kinds import Scratch, kind_of
 from .launch import (
-    NOT_FILTERED,
-    Filtered,
+    NO_MASKS,
+    Given,
     contiguous,
     dense_rows,
     device_guard,
+    masks_of,
     number_of_blocks,
     padded_blocks,
+    pieces_of_statistics,
     rows_on_device,
-    sampling_on_device,
 )
 from .rows import NO_ROWS, load_row, load_token, target_ids
 from .stages import find_statistics
-from .tables import options
 
 
 @triton.jit
@@ -78,32 +79,46 @@ def decide_draft_kernel(
     store_draft(outputs, b, token, log_q, cutoff, lse, fault)
 
 
+def scratch_of(batch: int, num_blocks: int, filtered: bool, coupled: bool) -> Scratch:
+    """In this order: statistics; races."""
+    statistics, blocks = pieces_of_statistics(batch, num_blocks, filtered), (batch, num_blocks)
+    return Scratch(*statistics, *((torch.float32, blocks), (torch.int32, blocks)) if coupled else (None, None))
+
+
 def draft_step(logits, sampling, drafts, d2t, allowed, seed, position, offset, rule):
     sampling, (batch, vocabulary), device = ops.SamplingTensors(*sampling), logits.shape, logits.device
+
+    def empty(dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(batch, dtype=dtype, device=device)
+
+    results = (
+        empty(torch.int64), empty(torch.float32), empty(torch.float32), empty(torch.float32), empty(torch.int32)
+    )  # fmt: skip
+    if batch == 0:
+        return results
     logits, num_blocks = dense_rows(logits), number_of_blocks(vocabulary)
-
-    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device=device)
-
-    tokens, status = empty(batch, dtype=torch.int64), empty(batch, dtype=torch.int32)
-    outputs = (tokens, empty(batch), empty(batch), empty(batch), status)
-    if batch > 0:
-        filtered, coupled = sampling.filters is not None, rule == COUPLED_RULE.value
-        drafts = seed.new_empty((batch, 0)) if drafts is None else drafts
-        block_max, block_sum = empty(2, batch, num_blocks).unbind()
-        rows = rows_on_device(
-            logits, (logits.stride(0), 0), vocabulary, contiguous(d2t), sampling_on_device(sampling, seed, position,
-            drafts), (1, 0), (block_max, block_sum), filtered=Filtered.empty(batch, num_blocks, device) if filtered else
-            NOT_FILTERED, allowed=None if allowed is None else allowed[:, None].expand(-1, offset + 1, -1),
+    allowed = None if allowed is None else dense_rows(allowed)
+    drafts = seed.new_empty((batch, 0)) if drafts is None else drafts
+    given = Given(sampling, seed, position, drafts, None, (logits, contiguous(d2t), allowed), results)
+    strides = logits.stride()
+    form = "draft_step", rule, offset, given.forms, strides, None if allowed is None else allowed.stride()
+    filtered, coupled = sampling.filters is not None, rule == COUPLED_RULE.value
+    kind = kind_of(form, device, lambda: scratch_of(batch, num_blocks, filtered, coupled))
+    memory, scratch = kind.allocate()
+    on_device, (pointer, ids, bits, *outputs) = given.pointers(kind)
+    masks = NO_MASKS if allowed is None else masks_of(bits, allowed, 0, offset + 1)
+    rows = rows_on_device(
+        pointer, (strides[0], 0), vocabulary, num_blocks, ids, on_device, (1, 0), scratch[:5], masks=masks
+    )
+    raced = tuple(scratch[5:]) if coupled else None
+    with device_guard(logits):
+        find_statistics(kind, rows, NO_ROWS, None, batch, 1, offset, raced)
+        kind.launch(
+            decide_draft_kernel, (batch, 1, 1), rows, offset, raced, tuple(outputs), BLOCKS=padded_blocks(num_blocks),
+            table=sampling.table_ids is not None,
         )  # fmt: skip
-        raced = (empty(batch, num_blocks), empty(batch, num_blocks, dtype=torch.int32)) if coupled else None
-        with device_guard(logits):
-            find_statistics(rows, NO_ROWS, None, batch, 1, offset, raced)
-            decide_draft_kernel[(batch,)](
-                rows, offset, raced, outputs, BLOCKS=padded_blocks(num_blocks),
-                **options("decide_draft_kernel", device, sampling.table_ids is not None),
-            )  # fmt: skip
-    return outputs
+    kind.ended(memory)
+    return results
 
 
 ops.implement("draft_step_triton", draft_step)

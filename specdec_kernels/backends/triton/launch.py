@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
-import triton
 
 from ... import ops
 from ...types import TABLE_PADDING
 from .core import BLOCK
+from .kinds import ALIGNMENT, Kind, Piece, described
 from .rows import PARTS_OF_A_BLOCK, Rows, Sampling
 from .select import TILE
 
@@ -24,83 +25,113 @@ def contiguous(tensor: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def number_of_blocks(vocabulary: int) -> int:
-    return triton.cdiv(vocabulary, BLOCK.value)
+    return -(-vocabulary // BLOCK.value)
 
 
 def padded_blocks(num_blocks: int) -> int:
     """The vector size for the blocks of a row: a power of 2, and at least 4 (the words of one Philox call)."""
-    return max(4, triton.next_power_of_2(num_blocks))
+    return max(4, 1 << (num_blocks - 1).bit_length())
 
 
-def sampling_on_device(
-    sampling: ops.SamplingTensors,
-    seed: torch.Tensor,
-    position: torch.Tensor,
-    drafts: torch.Tensor,
-    parents: torch.Tensor | None = None,
-) -> Sampling:
-    """``drafts``: [B, any], the step's drafts; row j counts the first j of them as generated. With ``parents`` [B, any]
-    they are the nodes of trees; row j counts node j - 1 and its ancestors."""
-    columns: list[torch.Tensor | None] = [None] * 4
-    num_entries = 0
-    if (table := sampling.table()) is not None:
-        ids, bias, in_prompt, count = table
-        if ids.shape[1] == 0:  # the kernels' search needs at least one entry
-            ids, bias, in_prompt, count = (torch.nn.functional.pad(t, (0, 1)) for t in table)
-            ids = ids + TABLE_PADDING
-        num_entries = ids.shape[1]
-        columns = [ids.contiguous(), bias.contiguous(), in_prompt.contiguous().view(torch.uint8), count.contiguous()]
-    ids_column, bias_column, in_prompt_column, count_column = columns
-    return Sampling(
-        sampling.temperature.contiguous(), contiguous(sampling.filters), contiguous(sampling.penalties),
-        ids_column, bias_column, in_prompt_column, count_column, num_entries,
-        contiguous(sampling.ends), 0 if sampling.ends is None else sampling.ends.shape[1],
-        contiguous(sampling.first_end), seed.contiguous(), position.contiguous(), drafts.contiguous(), drafts.shape[1],
-        contiguous(parents),
-    )  # fmt: skip
+class Given:
+    """The tensors that a call was given, as kernels take them, and the part of its kind that they are.
+
+    Args:
+        drafts: [B, any], the step's drafts; row j counts the first j of them as generated. With ``parents`` [B, any]
+            they are the nodes of trees; row j counts node j - 1 and its ancestors.
+        others: the other tensors, dense.
+        results: tensors for what the call returns, whose dtypes and shapes follow from all that it is given.
+    """
+
+    def __init__(
+        self,
+        sampling: ops.SamplingTensors,
+        seed: torch.Tensor,
+        position: torch.Tensor,
+        drafts: torch.Tensor,
+        parents: torch.Tensor | None,
+        others: Sequence[torch.Tensor | None],
+        results: Sequence[torch.Tensor],
+    ):
+        columns: Sequence[torch.Tensor | None] = (None,) * 4
+        if (table := sampling.table()) is not None:
+            ids, bias, in_prompt, count = table
+            if ids.shape[1] == 0:  # the kernels' search needs at least one entry
+                ids, bias, in_prompt, count = (torch.nn.functional.pad(t, (0, 1)) for t in table)
+                ids = ids + TABLE_PADDING
+            columns = [ids, bias, in_prompt.view(torch.uint8), count]
+        tensors = (*sampling[:3], *columns, sampling.ends, sampling.first_end, seed, position, drafts, parents)
+        self.tensors = [None if t is None else t.contiguous() for t in tensors]
+        self.tensors += others
+        self.addresses, forms = described(self.tensors)
+        self.tensors += results
+        its_addresses = [t.data_ptr() for t in results]
+        self.addresses += its_addresses
+        self.forms = forms, tuple([address % ALIGNMENT for address in its_addresses])
+
+    def pointers(self, kind: Kind) -> tuple[Sampling, list]:
+        """(the sampling, the others and the results), as addresses once the kernels of this kind are known."""
+        pointers: list = self.addresses if kind.known else self.tensors
+        (
+            temperature,
+            filters,
+            penalties,
+            ids,
+            bias,
+            in_prompt,
+            count,
+            ends,
+            first_end,
+            seed,
+            position,
+            drafts,
+            parents,
+        ) = pointers[:13]
+        widths = [0 if (t := self.tensors[i]) is None else t.shape[1] for i in (3, 7, 11)]
+        sampling = Sampling(
+            temperature, filters, penalties, ids, bias, in_prompt, count, widths[0], ends, widths[1], first_end, seed,
+            position, drafts, widths[2], parents,
+        )  # fmt: skip
+        return sampling, pointers[13:]
 
 
-class Filtered(NamedTuple):
-    """Of rows with filters: their cutoffs, and scratch of ``select``."""
-
-    cutoff: torch.Tensor | None
-    part_max: torch.Tensor | None
-    chosen: torch.Tensor | None
-
-    @classmethod
-    def empty(cls, rows: int, num_blocks: int, device: torch.device) -> Filtered:
-        parts = torch.empty((rows, num_blocks * PARTS_OF_A_BLOCK.value), device=device)
-        chosen = torch.empty((rows, TILE.value), dtype=torch.int32, device=device)
-        return cls(torch.empty(rows, device=device), parts, chosen)
-
-    def of_rows(self, rows: slice) -> Filtered:
-        return self if self.cutoff is None else Filtered(*(t[rows] for t in self))  # type: ignore[index]
+def pieces_of_statistics(rows: int, num_blocks: int, filtered: bool) -> tuple[Piece, ...]:
+    """The scratch of ``rows`` rows whose statistics are found: ``Statistics`` without raw ones."""
+    of_blocks = (torch.float32, (rows, num_blocks))
+    if not filtered:
+        return (of_blocks, of_blocks, None, None, None)
+    parts = (torch.float32, (rows, num_blocks * PARTS_OF_A_BLOCK.value))
+    return (of_blocks, of_blocks, parts, (torch.int32, (rows, TILE.value)), (torch.float32, (rows,)))
 
 
-NOT_FILTERED = Filtered(None, None, None)
+NO_STATISTICS = (None,) * 5
+NO_MASKS = (None,) * 5
+
+
+def masks_of(pointer: Any, allowed: torch.Tensor, stride_j: int, masked_rows: int) -> tuple:
+    """What ``Rows`` has of ``allowed`` [B, ..., W], whose first ``masked_rows`` rows hold."""
+    return (pointer, allowed.stride(0), stride_j, masked_rows, allowed.shape[-1]) if masked_rows > 0 else NO_MASKS
 
 
 def rows_on_device(
-    logits: torch.Tensor,
+    pointer: Any,
     strides: tuple[int, int],
     vocabulary: int,
-    d2t: torch.Tensor | None,
+    num_blocks: int,
+    d2t: Any,
     sampling: Sampling,
     stats_strides: tuple[int, int],
-    block_stats: tuple[torch.Tensor | None, torch.Tensor | None],
-    raw_stats: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
-    filtered: Filtered = NOT_FILTERED,
-    allowed: torch.Tensor | None = None,
+    statistics: Sequence,
+    raw_stats: Sequence = (None, None),
+    masks: tuple = NO_MASKS,
 ) -> Rows:
-    """``strides``: of ``logits``' leading dimensions, the last being dense; ``vocabulary``: the target's V;
-    ``allowed``: [B, number of masked rows, W]."""
-    masks: tuple = (None,) * 5
-    if allowed is not None:
-        allowed = dense_rows(allowed)
-        masks = (allowed, allowed.stride(0), allowed.stride(1), allowed.shape[1], allowed.shape[2])
+    """``pointer``: to logits whose last dimension is dense; ``strides``: of the others; ``vocabulary``: their own;
+    ``statistics``: the scratch of ``pieces_of_statistics``."""
+    block_max, block_sum, part_max, chosen, cutoff = statistics
+    raw_max, raw_sum = raw_stats
     return Rows(
-        sampling, logits, *strides, logits.shape[-1], number_of_blocks(vocabulary), d2t, *block_stats,
-        filtered.part_max, filtered.chosen, *raw_stats, filtered.cutoff, *stats_strides, *masks,
+        sampling, pointer, *strides, vocabulary, num_blocks, d2t, block_max, block_sum, part_max, chosen, raw_max,
+        raw_sum, cutoff, *stats_strides, *masks,
     )  # fmt: skip
 
 

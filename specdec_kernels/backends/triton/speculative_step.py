@@ -9,30 +9,57 @@ examines the rows in place of ``decide`` and weighs the residuals that its decis
 from __future__ import annotations
 
 import torch
-import triton
 
 from ... import ops
 from .core import BLOCK_RULE, COUPLED_RULE
 from .decide import decide_kernel
+from .kinds import Piece, Scratch, kind_of
 from .launch import (
-    NOT_FILTERED,
-    Filtered,
+    NO_MASKS,
+    NO_STATISTICS,
+    Given,
     contiguous,
     dense_rows,
     device_guard,
+    masks_of,
     number_of_blocks,
     padded_blocks,
+    pieces_of_statistics,
     rows_on_device,
-    sampling_on_device,
 )
 from .rows import NO_ROWS
 from .stages import find_statistics
 from .sums import sums_kernel
-from .tables import options, rows_at_once, visits_at_once
+from .tables import rows_at_once, visits_at_once
 from .verify import Step
 from .walk import Examined
 
 PARTS = 16  # programs that share the blocks of a sequence's residuals, with rule `block`
+
+
+def scratch_of(
+    batch: int, rows: int, num_blocks: int, weigh_draft: bool, filtered: bool, log_probs: bool, rule: int, blocks: int
+) -> Scratch:
+    """In this order: statistics of the target's rows, of the draft's, raw ones; ``Examined``; races, masses, visits."""
+    num_rows, num_draft_rows = batch * rows, batch * (rows - 1)
+
+    def floats(*shape: int) -> Piece:
+        return torch.float32, shape
+
+    def integers(*shape: int) -> Piece:
+        return torch.int32, shape
+
+    raw: Piece = floats(num_rows, num_blocks) if log_probs else None
+    coupled, block = rule == COUPLED_RULE.value, rule == BLOCK_RULE.value
+    return Scratch(
+        *pieces_of_statistics(num_rows, num_blocks, filtered),
+        *(pieces_of_statistics(num_draft_rows, num_blocks, filtered) if weigh_draft else NO_STATISTICS),
+        raw, raw,
+        integers(num_rows), integers(num_rows), (torch.int64, (num_rows,)), *[floats(num_rows)] * 6,
+        floats(num_rows, num_blocks) if coupled else None, integers(num_rows, num_blocks) if coupled else None,
+        floats(batch, max(rows - 1, 1), num_blocks) if block else None,
+        integers(batch, 2, blocks), floats(batch, blocks),
+    )  # fmt: skip
 
 
 def speculative_step(
@@ -40,71 +67,76 @@ def speculative_step(
     masked_drafts, seed, position, rule, log_probs,
 ):  # fmt: skip
     sampling, (batch, rows, vocabulary) = ops.SamplingTensors(*sampling), target_logits.shape
-    device, num_blocks, limits = target_logits.device, number_of_blocks(vocabulary), contiguous(num_drafts)
+    device, num_blocks = target_logits.device, number_of_blocks(vocabulary)
 
-    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    def empty(dtype: torch.dtype, *shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
-    tokens = empty(batch, rows, dtype=torch.int64)
-    num_accepted, status, num_emitted = (empty(batch, dtype=torch.int32) for _ in range(3))
-    logs = [empty(batch, rows if log_probs else 0) for _ in range(2)]
-    if batch > 0:
-        on_device = sampling_on_device(sampling, seed, position, draft_tokens)
-        full_q = draft_logits is not None and rows > 1
-        weigh_draft = full_q and draft_lse is None
-        num_target_rows, num_draft_rows = batch * rows, batch * (rows - 1) if weigh_draft else 0
-        block_max, block_sum = empty(2, num_target_rows + num_draft_rows, num_blocks).unbind()
-        raw_max, raw_sum = empty(2, num_target_rows, num_blocks).unbind() if log_probs else (None, None)
-        filtered = NOT_FILTERED
-        if sampling.filters is not None:
-            filtered = Filtered.empty(num_target_rows + num_draft_rows, num_blocks, device)
-        logits = dense_rows(target_logits)
-        target = rows_on_device(
-            logits, (logits.stride(0), logits.stride(1)), vocabulary, None, on_device, (rows, 1),
-            (block_max[:num_target_rows], block_sum[:num_target_rows]), (raw_max, raw_sum),
-            filtered, allowed,
+    columns = rows if log_probs else 0
+    results = (
+        empty(torch.int64, batch, rows), empty(torch.int32, batch), empty(torch.int32, batch),
+        empty(torch.int32, batch), empty(torch.float32, batch, columns), empty(torch.float32, batch, columns),
+    )  # fmt: skip
+    if batch == 0:
+        return results
+    full_q = draft_logits is not None and rows > 1
+    weigh_draft = full_q and draft_lse is None
+    target_logits = dense_rows(target_logits)
+    draft_logits = dense_rows(draft_logits) if full_q else None
+    allowed = None if allowed is None else dense_rows(allowed)
+    given = Given(
+        sampling, seed, position, draft_tokens, None,
+        (target_logits, draft_logits, contiguous(d2t) if full_q else None, contiguous(draft_cutoff),
+         contiguous(draft_lse), contiguous(num_drafts), allowed),
+        results,
+    )  # fmt: skip
+    strides, draft_strides = target_logits.stride(), draft_logits.stride() if full_q else None
+    form = (
+        "speculative_step", rule, masked_drafts, log_probs, given.forms, strides, draft_strides,
+        None if allowed is None else allowed.stride(),
+    )  # fmt: skip
+    filtered, blocks = sampling.filters is not None, padded_blocks(num_blocks)
+    kind = kind_of(
+        form, device, lambda: scratch_of(batch, rows, num_blocks, weigh_draft, filtered, log_probs, rule, blocks)
+    )
+    memory, scratch = kind.allocate()
+    on_device, (p, q, ids, cutoff, lse, limits, bits, *outputs) = given.pointers(kind)
+    target_masks = draft_masks = NO_MASKS
+    if allowed is not None:
+        target_masks = masks_of(bits, allowed, allowed.stride(1), rows)
+        draft_masks = masks_of(bits, allowed, allowed.stride(1), masked_drafts)
+    target = rows_on_device(
+        p, strides[:2], vocabulary, num_blocks, None, on_device, (rows, 1), scratch[:5], scratch[10:12], target_masks
+    )
+    draft = NO_ROWS
+    if draft_strides is not None:
+        draft = rows_on_device(
+            q, draft_strides[:2], draft_logits.shape[2], num_blocks, ids, on_device, (rows - 1, 1), scratch[5:10],
+            masks=draft_masks,
         )  # fmt: skip
-        draft = NO_ROWS
-        if full_q:
-            logits = dense_rows(draft_logits)
-            draft = rows_on_device(
-                logits, (logits.stride(0), logits.stride(1)), vocabulary, contiguous(d2t), on_device, (rows - 1, 1),
-                (block_max[num_target_rows:], block_sum[num_target_rows:]) if weigh_draft else (None, None),
-                filtered=filtered.of_rows(slice(num_target_rows, None)) if weigh_draft else NOT_FILTERED,
-                allowed=None if allowed is None or masked_drafts == 0 else allowed[:, :masked_drafts],
-            )  # fmt: skip
-        step = Step(target, draft, contiguous(draft_cutoff), contiguous(draft_lse), limits, rows - 1)
-        states, flags = empty(2, num_target_rows, dtype=torch.int32).unbind()
-        picked = empty(num_target_rows, dtype=torch.int64)
-        examined = Examined(states, flags, picked, *empty(6, num_target_rows).unbind())
-        outputs = (tokens, num_accepted, status, num_emitted, *(logs if log_probs else (None, None)))
-        raced, masses = None, None
-        if rule == COUPLED_RULE.value:
-            raced = empty(num_target_rows, num_blocks), empty(num_target_rows, num_blocks, dtype=torch.int32)
-        table, reduced = sampling.table_ids is not None, d2t is not None
-        blocks = padded_blocks(num_blocks)
-        sizes = {"RULE": rule, "BLOCKS": blocks, "ROWS": rows_at_once(rows, blocks)}
-        sizes["VISITS"] = visits_at_once(blocks, table, reduced)
-        visits = empty(batch, 2, blocks, dtype=torch.int32), empty(batch, blocks)
-        with device_guard(target_logits):
-            find_statistics(target, draft if weigh_draft else NO_ROWS, limits, batch, rows, raced=raced)
-            if rule == BLOCK_RULE.value:
-                masses = empty(batch, max(rows - 1, 1), num_blocks)
-                parts = min(PARTS, triton.cdiv(num_blocks, sizes["VISITS"]))
-                sums_kernel[(parts, batch)](
-                    step, examined, masses, outputs, **sizes, **options("sums_kernel", device, table or reduced)
-                )
-            decide_kernel[(batch,)](
-                step,
-                examined,
-                raced,
-                masses,
-                visits,
-                outputs,
-                **sizes,
-                **options("decide_kernel", device, table or reduced),
+    step = Step(target, draft, cutoff, lse, limits, rows - 1)
+    examined = Examined(*scratch[12:21])
+    score, winner, masses, visited, weights = scratch[21:]
+    raced = None if score is None else (score, winner)
+    if not log_probs:
+        outputs[4:] = (None, None)
+    its_outputs = tuple(outputs)
+    table, reduced = sampling.table_ids is not None, d2t is not None
+    sizes = {"RULE": rule, "BLOCKS": blocks, "ROWS": rows_at_once(rows, blocks)}
+    sizes["VISITS"] = visits_at_once(blocks, table, reduced)
+    with device_guard(target_logits):
+        find_statistics(kind, target, draft if weigh_draft else NO_ROWS, limits, batch, rows, raced=raced)
+        if masses is not None:
+            parts = min(PARTS, -(-num_blocks // sizes["VISITS"]))
+            kind.launch(
+                sums_kernel, (parts, batch, 1), step, examined, masses, its_outputs, table=table or reduced, **sizes
             )
-    return tokens, num_accepted, status, num_emitted, *logs
+        kind.launch(
+            decide_kernel, (batch, 1, 1), step, examined, raced, masses, (visited, weights), its_outputs,
+            table=table or reduced, **sizes,
+        )  # fmt: skip
+    kind.ended(memory)
+    return results
 
 
 ops.implement("speculative_step_triton", speculative_step)

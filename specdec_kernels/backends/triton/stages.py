@@ -3,16 +3,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
-import torch
-
+from .kinds import Kind
 from .launch import padded_blocks
 from .measure import measure_kernel
 from .race import race_kernel
-from .rows import NO_ROWS, Rows
+from .rows import NO_ROWS, Rows, Sampling
 from .select import select_kernel
-from .tables import blocks_of_a_program, options
+from .tables import blocks_of_a_program
 
 MOST_SEQUENCES = 65535  # along the second dimension of a grid
 
@@ -24,35 +23,33 @@ def grid_of(parts: int, batch: int, rows: int) -> tuple[tuple[int, int, int], bo
 
 
 def find_statistics(
+    kind: Kind,
     target: Rows,
     draft: Rows,
-    limits: torch.Tensor | None,
+    limits: Any,
     batch: int,
     rows: int,
     first_row: int = 0,
-    raced: tuple[torch.Tensor, torch.Tensor] | None = None,
+    raced: tuple[Any, Any] | None = None,
 ) -> None:
     """Launches what finds the statistics of ``rows`` rows of p, or of whatever ``target`` is, for each sequence, from
     row ``first_row`` on, and of one row of ``draft`` less; with ``raced``, and the race of rule ``coupled``.
     """
-    device, num_blocks = target.ptr.device, target.num_blocks
-    sampling: Any = target.sampling
+    num_blocks, sampling = target.num_blocks, cast(Sampling, target.sampling)
     table, filtered = sampling.ids_ptr is not None, target.cutoff_ptr is not None
     all_rows = rows if draft is NO_ROWS else 2 * rows - 1
     inside = raced is not None and not filtered
     size = 1 if table or inside else blocks_of_a_program(num_blocks * batch * all_rows)
     grid, folded = grid_of(-(-num_blocks // size), batch, all_rows)
-    measure_kernel[grid](
-        target, draft, limits, rows, first_row, raced if inside else None, N=size, FOLDED=folded,
-        **options("measure_kernel", device, table or inside),
+    kind.launch(
+        measure_kernel, grid, target, draft, limits, rows, first_row, raced if inside else None, N=size, FOLDED=folded,
+        table=table or inside,
     )  # fmt: skip
     if filtered:
-        select_kernel[(batch, all_rows)](
-            target, draft, limits, rows, first_row, BLOCKS=padded_blocks(num_blocks),
-            **options("select_kernel", device, table),
+        kind.launch(
+            select_kernel, (batch, all_rows, 1), target, draft, limits, rows, first_row,
+            BLOCKS=padded_blocks(num_blocks), table=table,
         )  # fmt: skip
         if raced is not None:
             grid, folded = grid_of(num_blocks, batch, rows)
-            race_kernel[grid](
-                target, limits, rows, first_row, raced, FOLDED=folded, **options("race_kernel", device, table)
-            )
+            kind.launch(race_kernel, grid, target, limits, rows, first_row, raced, FOLDED=folded, table=table)

@@ -16,8 +16,6 @@ No kernel has a loop that Triton would pipeline, so there is no number of stages
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 
@@ -52,7 +50,7 @@ LATER = {"select_kernel", "race_kernel", "sums_kernel", "decide_kernel", "decide
          "first_children_kernel", "decide_children_kernel"}
 # fmt: on
 
-_overrides: dict[str, int] = {}
+overrides: dict[str, int] = {}  # numbers of warps, by kernel, while others are timed (kinds.py)
 
 
 @functools.cache
@@ -69,7 +67,7 @@ def options(kernel: str, device: torch.device, table: bool) -> dict[str, int]:
     """Options for the launch of ``kernel``. ``table``: whether there is a ``TokenTable``, or as much in registers."""
     its_family = family(device)
     warps = WARPS_WITH_TABLE.get(kernel, WARPS[kernel]) if table else WARPS[kernel]
-    num_warps = _overrides.get(kernel) or warps[FAMILIES.index(its_family)]
+    num_warps = overrides.get(kernel) or warps[FAMILIES.index(its_family)]
     chosen: dict[str, int] = {"num_warps": num_warps}
     dependent = its_family in ("hopper", "blackwell")
     if kernel in LATER or kernel in FIRST:
@@ -103,13 +101,3 @@ def visits_at_once(blocks: int, table: bool, reduced: bool) -> int:
 def rows_at_once(rows: int, blocks: int) -> int:
     """How many rows of a step a program examines at once, a power of 2. Few drafts are followed by more than 8."""
     return min(1 << (rows - 1).bit_length(), 8, max(1, 2048 // blocks))
-
-
-@contextmanager
-def using(kernel: str, num_warps: int) -> Iterator[None]:
-    """Launches ``kernel`` with another number of warps than the table's, to time it."""
-    _overrides[kernel] = num_warps
-    try:
-        yield
-    finally:
-        del _overrides[kernel]

@@ -11,21 +11,21 @@ import triton.language as tl
 from ... import ops
 from .core import TREE_WALK
 from .dependent import wait_for_earlier
+from .kinds import Scratch, kind_of
 from .launch import (
-    NOT_FILTERED,
-    Filtered,
+    NO_STATISTICS,
+    Given,
     contiguous,
     dense_rows,
     device_guard,
     number_of_blocks,
     padded_blocks,
+    pieces_of_statistics,
     rows_on_device,
-    sampling_on_device,
 )
 from .rows import NO_ROWS
 from .siblings import test_tree
 from .stages import find_statistics
-from .tables import options
 from .tree import emit_path, walk_tree
 from .verify import Step
 
@@ -57,41 +57,45 @@ def verify_tree(
     target_logits, node_tokens, parents, draft_logits, d2t, num_nodes, sampling, seed, position, rule, depth
 ):
     sampling, (batch, rows, vocabulary) = ops.SamplingTensors(*sampling), target_logits.shape
-    device, num_blocks, limits = target_logits.device, number_of_blocks(vocabulary), contiguous(num_nodes)
+    device, num_blocks = target_logits.device, number_of_blocks(vocabulary)
 
-    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    def empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
     path, tokens = (empty(batch, depth + 1, dtype=torch.int64) for _ in range(2))
-    outputs = (path, tokens, *(empty(batch, dtype=torch.int32) for _ in range(3)))
-    if batch > 0:
-        on_device = sampling_on_device(sampling, seed, position, node_tokens, parents)
-        # Row N of q is that of the last node, which has no children.
-        num_target_rows, num_draft_rows = batch * rows, 0 if draft_logits is None else batch * (rows - 1)
-        num_rows = num_target_rows + num_draft_rows
-        block_max, block_sum = empty(2, num_rows, num_blocks).unbind()
-        filtered = NOT_FILTERED if sampling.filters is None else Filtered.empty(num_rows, num_blocks, device)
-
-        def rows_of(logits: torch.Tensor, ids: torch.Tensor | None, rows: int, slots: slice):
-            logits = dense_rows(logits)
-            return rows_on_device(
-                logits, (logits.stride(0), logits.stride(1)), vocabulary, ids, on_device, (rows, 1),
-                (block_max[slots], block_sum[slots]), filtered=filtered.of_rows(slots),
-            )  # fmt: skip
-
-        target = rows_of(target_logits, None, rows, slice(num_target_rows))
-        draft = NO_ROWS
-        if draft_logits is not None:
-            draft = rows_of(draft_logits, contiguous(d2t), rows - 1, slice(num_target_rows, None))
-        step = Step(target, draft, None, None, limits, rows - 1)
-        with device_guard(target_logits):
-            find_statistics(target, draft, limits, batch, rows)
-            decide_tree_kernel[(batch,)](
-                step, depth, outputs, RULE=rule, BLOCKS=padded_blocks(num_blocks),
-                NODES=triton.next_power_of_2(max(rows - 1, 1)), COLUMNS=triton.next_power_of_2(depth + 1),
-                **options("decide_tree_kernel", device, True),
-            )  # fmt: skip
-    return outputs
+    results = (path, tokens, *(empty(batch, dtype=torch.int32) for _ in range(3)))
+    if batch == 0:
+        return results
+    target_logits, full_q = dense_rows(target_logits), draft_logits is not None
+    draft_logits = dense_rows(draft_logits) if full_q else None
+    given = Given(
+        sampling, seed, position, node_tokens, parents,
+        (target_logits, draft_logits, contiguous(d2t) if full_q else None, contiguous(num_nodes)), results,
+    )  # fmt: skip
+    strides, draft_strides = target_logits.stride(), draft_logits.stride() if full_q else None
+    form = "verify_tree", rule, depth, given.forms, strides, draft_strides
+    # Row N of q is that of the last node, which has no children.
+    num_rows, filtered = (batch * rows, batch * (rows - 1)), sampling.filters is not None
+    kind = kind_of(form, device, lambda: Scratch(
+        *pieces_of_statistics(num_rows[0], num_blocks, filtered),
+        *(pieces_of_statistics(num_rows[1], num_blocks, filtered) if full_q else NO_STATISTICS),
+    ))  # fmt: skip
+    memory, scratch = kind.allocate()
+    on_device, (p, q, ids, limits, *outputs) = given.pointers(kind)
+    target = rows_on_device(p, strides[:2], vocabulary, num_blocks, None, on_device, (rows, 1), scratch[:5])
+    draft = NO_ROWS
+    if draft_strides is not None:
+        width, its_rows = draft_logits.shape[2], (rows - 1, 1)
+        draft = rows_on_device(q, draft_strides[:2], width, num_blocks, ids, on_device, its_rows, scratch[5:])
+    step = Step(target, draft, None, None, limits, rows - 1)
+    with device_guard(target_logits):
+        find_statistics(kind, target, draft, limits, batch, rows)
+        kind.launch(
+            decide_tree_kernel, (batch, 1, 1), step, depth, tuple(outputs), RULE=rule, BLOCKS=padded_blocks(num_blocks),
+            NODES=triton.next_power_of_2(max(rows - 1, 1)), COLUMNS=triton.next_power_of_2(depth + 1), table=True,
+        )  # fmt: skip
+    kind.ended(memory)
+    return results
 
 
 ops.implement("verify_tree_triton", verify_tree)
