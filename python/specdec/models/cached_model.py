@@ -23,6 +23,7 @@ from .kept_cache import KeptCache
 from .kv_cache import StaticKVCache, cache_argument, check_cache_dtype, stored_dtype, visible_slots
 from .kv_layer import LayerSlot, Slot
 from .linear import is_native, with_native_linear
+from .merged import is_merged_as_before, with_merged
 from .native_parts import with_native_parts
 from .prefill import PrefillChunk
 from .recorded import RecordedForwards, is_recordable
@@ -412,7 +413,8 @@ class CachedModel:
         weights = [x for m in modules for x in (*m._parameters.values(), *m._buffers.values()) if x is not None]
         inside = [*modules, *weights, *(x.dtype for x in weights)]
         numbers = numbers_in(modules)
-        if changed := not same_objects(inside, self._inside) or numbers != self._numbers:
+        same = same_objects(inside, self._inside) and numbers == self._numbers
+        if changed := not (same and is_merged_as_before(self._steps)):
             check_evaluating(self.model, self.name)
             self._inside, self._numbers = inside, numbers
         if self._compile:
@@ -420,10 +422,10 @@ class CachedModel:
             self._prompts = self._steps
         elif changed:
             model = with_recurrence(self.model) if self.recurrent else self.model
-            self._steps = with_native_parts(with_native_linear(with_attention(model, self._attention)))
+            self._steps = with_native_parts(with_merged(with_native_linear(with_attention(model, self._attention))))
             move_to_huge_pages(read_whole(self.model))
             self._recorded = RecordedForwards(weights)
-            self._prompts = model if self._attention == "flex" else self._steps
+            self._prompts = with_merged(model) if self._attention == "flex" else self._steps
         on_cpu = self.device.type == "cpu" and self._attention != "flex"
         self._records = on_cpu and not self._compile and is_recordable(self._steps)
         native = self._attention == "native" and is_native(self._steps)
