@@ -9,7 +9,8 @@ from typing import cast
 import torch
 from torch import nn
 
-BESIDE = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # as transformers names them
+Names = tuple[tuple[str, ...], ...]
+BESIDE: Names = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # as transformers names them
 
 
 class Beside:
@@ -37,11 +38,11 @@ class Beside:
         return y
 
 
-def beside_in(module: nn.Module) -> Iterator[list[nn.Linear]]:
+def beside_in(module: nn.Module, names: Names = BESIDE) -> Iterator[list[nn.Linear]]:
     """The layers beside each other that ``module`` itself has."""
-    for names in BESIDE:
-        found = [layer for name in names if isinstance(layer := module._modules.get(name), nn.Linear)]
-        if len(found) == len(names) and len({layer.in_features for layer in found}) == 1:
+    for group in names:
+        found = [layer for name in group if isinstance(layer := module._modules.get(name), nn.Linear)]
+        if len(found) == len(group) and len({layer.in_features for layer in found}) == 1:
             yield found
 
 

@@ -166,6 +166,7 @@ class CachedModel:
         self._attention = choose(model, "model" if compile else attention)
         self._compile = compile
         self._compiled: CompiledForward | None = None
+        self._steps = model
         self._inside: list[object] = []
         self._numbers: tuple[object, ...] = ()
         self._kept = KeptCache()

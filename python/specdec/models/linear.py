@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
@@ -58,8 +58,8 @@ def with_native_linear(model: M) -> M:
     return native
 
 
-def _together(layers: Sequence[NativeLinear], x: torch.Tensor) -> Sequence[torch.Tensor]:
-    weights, packings = [own.weight for own in layers], [own.packing for own in layers]
+def _together(layers: Sequence[nn.Linear], x: torch.Tensor) -> Sequence[torch.Tensor]:
+    weights, packings = [own.weight for own in layers], [cast(NativeLinear, own).packing for own in layers]
     return linears(x, weights, [own.bias for own in layers], packings)
 
 

@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ..checks import refuse
-from .beside import Beside, all_beside, beside_in
+from .beside import BESIDE, Beside, Names, all_beside, beside_in
 from .copied_modules import with_modules
 from .linear import is_plain
 from .prefill import is_out_of_memory
@@ -45,13 +45,13 @@ class Whole:
     """One tensor in whose memory others lie, one after the other. Who computes with it keeps it: captured graphs read
     this memory even if the parts have gone elsewhere."""
 
-    def __init__(self, parts: Sequence[nn.Parameter]):
+    def __init__(self, parts: Sequence[torch.Tensor]):
         self.tensor = torch.cat([part.detach() for part in parts])
         # Through DLPack a part has a storage of its own, which keeps the memory as well.
         for part, place in zip(parts, self.tensor.split([len(part) for part in parts]), strict=True):
             part.data = torch.from_dlpack(place)
 
-    def has(self, parts: Sequence[nn.Parameter]) -> bool:
+    def has(self, parts: Sequence[torch.Tensor]) -> bool:
         """Whether these still are all of it: their data may have been set, or moved to another device or dtype."""
         place = self.tensor.data_ptr()
         for part in parts:
@@ -68,7 +68,7 @@ _WHOLES: WeakValueDictionary[int, Whole] = WeakValueDictionary()
 
 @torch.inference_mode(False)
 @torch.no_grad()
-def whole_of(parts: Sequence[nn.Parameter]) -> Whole:
+def whole_of(parts: Sequence[torch.Tensor]) -> Whole:
     """Returns what these lie in, and moves them there if they do not. That takes their size of memory until the end."""
     whole = _WHOLES.get(parts[0].data_ptr())
     if whole is None or not whole.has(parts):
@@ -99,7 +99,7 @@ class _Product:
         return y.split(self.sizes, -1)
 
 
-def with_merged(model: M, device: str = "cuda") -> M:
+def with_merged(model: M, device: str = "cuda", names: Names = BESIDE) -> M:
     """Returns ``model`` with its plain linear layers beside each other on a GPU as one product each; ``model`` itself
     if there are none, or if the environment has ``SPECDEC_MERGED=0``.
 
@@ -110,13 +110,14 @@ def with_merged(model: M, device: str = "cuda") -> M:
 
     Args:
         device: the type of device whose layers are merged.
+        names: those of layers that a module calls with the same tensor.
 
     Raises:
         ValueError: ``SPECDEC_MERGED`` is neither 0 nor 1.
     """
     if not is_wanted():
         return model
-    merging = _Merging(model, device)
+    merging = _Merging(model, device, names)
     merged = with_modules(model, merging.other)
     if merging.moved and device == "cuda":
         torch.cuda.empty_cache()  # what they left may not fit what comes, and a graph's capture could not free it
@@ -141,15 +142,15 @@ def is_merged_as_before(model: nn.Module) -> bool:
 
 
 class _Merging:
-    def __init__(self, model: nn.Module, device: str):
+    def __init__(self, model: nn.Module, device: str, names: Names):
         weights = (p for module in model.modules() for p in module._parameters.values() if type(p) is nn.Parameter)
-        self._device, self._uses = device, Counter(p.data_ptr() for p in weights)
+        self._device, self._names, self._uses = device, names, Counter(p.data_ptr() for p in weights)
         self._layers: dict[int, MergedLinear] = {}
         self._full = self.moved = False
 
     def other(self, module: nn.Module) -> nn.Module | None:
         """Returns what stands for ``module``, which comes after the modules around it."""
-        for layers in beside_in(module):
+        for layers in beside_in(module, self._names):
             if not self._full and self._can_be_merged(layers):
                 self._merge(layers)
         return self._layers.get(id(module))
@@ -165,7 +166,7 @@ class _Merging:
         same = all(len({(part.dtype, part.device) for part in group}) == 1 for group in groups)
         return same and all(self._is_alone(part) for group in groups for part in group)
 
-    def _is_alone(self, part: nn.Parameter) -> bool:
+    def _is_alone(self, part: torch.Tensor) -> bool:
         """Whether no other tensor is known to share its memory."""
         own = part.untyped_storage().nbytes() == part.nbytes > 0 and part.is_contiguous()
         return own and self._uses[part.data_ptr()] == 1 and not (part.device.type == "cpu" and part.is_shared())
