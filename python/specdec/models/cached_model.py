@@ -179,6 +179,11 @@ class CachedModel:
         return self._attention == "native" or self._by_flex
 
     @property
+    def attention(self) -> str:
+        """How decoding forwards compute it: "model", "flex" or "native"."""
+        return self._attention
+
+    @property
     def _by_flex(self) -> bool:
         return self._attention == "flex" and self.cache_dtype in (None, self.dtype)
 
