@@ -222,15 +222,6 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "python/specdec/models/merged.py",
-        "tests/models/test_merged.py",
-        {
-            "merged-weights-that-went-elsewhere": ("if not self.is_one:", "if False:"),
-            "merged-weights-of-others": ("return own and self._uses[part.data_ptr()] == 1 and", "return own and"),
-            "merged-weights-share-a-storage": ("part.data = torch.from_dlpack(place)", "part.data = place"),
-        },
-    ),
-    *mutations(
         "python/specdec/models/sharded.py",
         "tests/models/test_sharded.py",
         {

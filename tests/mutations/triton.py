@@ -21,7 +21,6 @@ MUTATIONS: list[Mutation] = [
         {
             "triton-norms-round-after-weights-alone": ("(rounded(y, y_ptr) if ROUND_FIRST else y)", "y"),
             "triton-rotation-the-other-way": ("- rounded(b * sin, y_ptr)", "+ rounded(b * sin, y_ptr)"),
-            "triton-gates-lie-as-their-factors": ("row * up_stride", "row * gate_stride"),
         },
     ),
     *mutations(
