@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
 import re
 
 import torch
 import transformers
 from specdec.cli import app
+from specdec.models.merged import with_merged
+from specdec.models.native_report import native_report
 from support.commands import invoke, refused, run, save
+from support.models import tiny_model
 from typer.testing import CliRunner
 
 import specdec_kernels
@@ -37,10 +42,25 @@ def test_doctor_counts_a_models_native_parts(tmp_path):
     shown = run("doctor", save(tmp_path / "model", 0)).stdout
     assert "natively on a CPU" in shown and re.search(r"^ +attention +native *$", shown, re.MULTILINE)
     assert json.loads(run("doctor", tmp_path / "model", "--json").stdout)["native_parts"] == {
-        "linear layers": "8 of float32", "attention": "native", "norms": "3", "angles of positions": "1",
+        "linear layers": "8 of float32", "layers computed together": "1 of 3 layers, 1 of 2 layers",
+        "attention": "native", "norms": "3", "angles of positions": "1",
         "gated layers": "1", "forwards": "replayed",
     }  # fmt: skip
     assert "Invalid value for MODEL: there is no folder" in refused("doctor", tmp_path / "nothing")
+    assert "Invalid value for --device: got 'cpu', allowed: one with a model" in refused("doctor", "--device", "cpu")
+    assert "natively on a CPU" in run("doctor", tmp_path / "model", "--device", "cpu").stdout
+
+
+def test_doctor_says_what_is_one_product_on_a_gpu(monkeypatch):
+    """Forced on a CPU."""
+    merged = functools.partial(with_merged, device="cpu")
+    monkeypatch.setattr("specdec.models.cached_model.with_merged", merged)
+    monkeypatch.setattr("specdec.models.cached_model.with_native_linear", lambda model: model)
+    assert (
+        native_report(copy.deepcopy(tiny_model("llama")))["layers computed together"] == "2 of 3 layers, 2 of 2 layers"
+    )
+    monkeypatch.setenv("SPECDEC_MERGED", "0")
+    assert native_report(copy.deepcopy(tiny_model("llama")))["layers computed together"] == "none"
 
 
 def test_doctor_names_what_the_cpu_has(monkeypatch):

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from specdec_kernels import gated, rms_norm, rope_angles, rotate
 from specdec_kernels.backends import operation
+from specdec_kernels.backends.triton import elementwise
 from specdec_kernels.ops import handle
 
 
@@ -133,6 +134,11 @@ def nearly_equal(found: torch.Tensor, exact: torch.Tensor) -> bool:
     return found.dtype == exact.dtype and steps.max() <= 2 and (steps > 0).float().mean() < 0.02
 
 
+def part_of(x: torch.Tensor, more: int = 3) -> torch.Tensor:
+    """The same numbers as a part of a wider tensor, as layers beside each other have them of one product."""
+    return F.pad(x, (more, more), value=float("nan"))[..., more:-more]
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [1, 100, 576])
 def test_rms_norm_by_triton(dtype, size):
@@ -150,10 +156,10 @@ def test_rms_norm_by_triton(dtype, size):
         alone = by_triton("rms_norm", x[1:2, 2:4], weight, 1e-5, offset, first)
         assert torch.equal(alone[0], y[1, 2:4])
     assert nearly_equal(by_triton("rms_norm", x, None, 1e-5, 0.0, False), wide.to(dtype))
-    strided = x.transpose(0, 1).contiguous().transpose(0, 1)
-    assert torch.equal(
-        by_triton("rms_norm", strided, weight, 1e-5, 0.0, True), by_triton("rms_norm", x, weight, 1e-5, 0.0, True)
-    )
+    own = by_triton("rms_norm", x, weight, 1e-5, 0.0, True)
+    for other in (x.transpose(0, 1).contiguous().transpose(0, 1), part_of(x), part_of(x.mT).mT):
+        assert torch.equal(by_triton("rms_norm", other, weight, 1e-5, 0.0, True), own)
+    assert torch.equal(by_triton("rms_norm", x[1, 2], weight, 1e-5, 0.0, True), own[1, 2])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -169,6 +175,32 @@ def test_rotate_by_triton(dtype, size):
         assert torch.allclose(y, exact, atol=1e-6) if dtype == torch.float32 else torch.equal(y, exact)
     strided = x.transpose(1, 2).contiguous().transpose(1, 2)
     assert torch.equal(by_triton("rotate", strided, cos, sin), by_triton("rotate", x, cos, sin))
+    assert torch.equal(by_triton("rotate", part_of(x), cos, sin), by_triton("rotate", x, cos, sin))
+
+
+class Launches:
+    """Stands for a kernel, and keeps the tensors of each launch."""
+
+    def __init__(self, made: list):
+        self.made = made
+
+    def __getitem__(self, grid):
+        return lambda *given, **options: self.made.append([x for x in given if isinstance(x, torch.Tensor)])
+
+
+def test_parts_of_a_product_are_read_where_they_are(monkeypatch):
+    """A copy would be one more launch for each."""
+    launched: list = []
+    for name in ("gated_kernel", "rms_norm_kernel", "rotate_kernel"):
+        monkeypatch.setattr(elementwise, name, Launches(launched))
+    angles, (first, second) = torch.zeros(2, 3, 8), numbers(2, 3, 128).split(64, -1)
+    heads = second.unflatten(-1, (8, 8))
+    elementwise.gated(first, second, False)
+    elementwise.rms_norm(heads, numbers(8), 1e-5, 0.0, False)
+    elementwise.rotate(heads.transpose(1, 2), angles, angles)
+    places = [[x.data_ptr() for x in given] for given in launched]
+    assert [given[0] for given in places] == [first.data_ptr(), second.data_ptr(), second.data_ptr()]
+    assert places[0][1] == second.data_ptr()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -179,6 +211,8 @@ def test_gated_by_triton(dtype, gelu):
     y = by_triton("gated", gate, up, gelu)
     assert nearly_equal(y, exact) or (y - exact).abs().max() <= 2e-5 * exact.abs().max()
     assert torch.equal(by_triton("gated", gate[1:, 2:], up[1:, 2:], gelu)[0, 0], y[1, 2])
+    assert torch.equal(by_triton("gated", part_of(gate), part_of(up, 5), gelu), y)
+    assert torch.equal(by_triton("gated", gate, part_of(up.mT).mT, gelu), y)
     large = torch.tensor([[[-(2.0**14), 2.0**14]]], dtype=dtype)
     assert by_triton("gated", large, torch.ones_like(large), gelu).tolist() == [[[0.0, 2.0**14]]]
 

@@ -14,15 +14,22 @@ from rich.text import Text
 
 from .layout import UNLIMITED
 from .option_groups import command
+from .options import MachineOptions
+from .user_errors import refuse
 
 
 @command
 def doctor(
     model: Annotated[str | None, typer.Argument(help="A folder, a GGUF file, or a name on the hub.")] = None,
+    device: Annotated[str | None, typer.Option(help="Of the model. Default: a GPU if there is one.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Reports versions, CPUs and memory that this process may use, what was built, which backends can run on this
-    machine and why others cannot, and what would make it slow. Of a model, which of its parts run natively on a CPU."""
+    machine and why others cannot, and what would make it slow. Of a model, which of its parts run by operations of
+    specdec."""
+    if device is not None and model is None:
+        refuse("--device", repr(device), "one with a model")
+    where = MachineOptions(device=device).chosen_device()
     from importlib import metadata
 
     import torch
@@ -37,7 +44,7 @@ def doctor(
     info["bfloat16_slowdown"] = slowdown(torch.bfloat16)
     info["hints"] = [*thread_hints(info["cpus"]["usable"], info["threads"], info["load"]), *page_hints()]
     if model is not None:
-        info["native_parts"] = _native_parts(model)
+        info["native_parts"] = _native_parts(model, where)
     if as_json:
         typer.echo(json.dumps(info, default=str))
         return
@@ -50,7 +57,7 @@ def doctor(
         "backends": backends,
     }
     if model is not None:
-        parts[f"{model}, natively on a CPU"] = info["native_parts"]
+        parts[f"{model}, natively on {'a CPU' if where == 'cpu' else where}"] = info["native_parts"]
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = UNLIMITED  # what reads a pipe may look for whole lines
@@ -66,11 +73,11 @@ def doctor(
         console.print(Text(f"hint: {hint}", "yellow"))
 
 
-def _native_parts(model: str) -> dict[str, str]:
+def _native_parts(model: str, device: str) -> dict[str, str]:
     from ..models.loading import load_model
     from ..models.native_report import native_report
 
-    return native_report(load_model(model, name="model"))
+    return native_report(load_model(model, device=device, name="model"))
 
 
 def _machine(info: Mapping[str, Any]) -> dict[str, object]:

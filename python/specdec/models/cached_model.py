@@ -23,6 +23,7 @@ from .kept_cache import KeptCache
 from .kv_cache import StaticKVCache, cache_argument, check_cache_dtype, stored_dtype, visible_slots
 from .kv_layer import LayerSlot, Slot
 from .linear import is_native, with_native_linear
+from .merged import is_merged_as_before, with_merged
 from .native_parts import with_native_parts
 from .prefill import PrefillChunk
 from .recorded import RecordedForwards, is_recordable
@@ -165,6 +166,7 @@ class CachedModel:
         self._attention = choose(model, "model" if compile else attention)
         self._compile = compile
         self._compiled: CompiledForward | None = None
+        self._steps = model
         self._inside: list[object] = []
         self._numbers: tuple[object, ...] = ()
         self._kept = KeptCache()
@@ -175,6 +177,11 @@ class CachedModel:
         """Whether a step's attention reads only the stored slots, whatever ``visible`` is. It does not where the cache
         has a narrower dtype: all visible keys are then converted before they are read."""
         return self._attention == "native" or self._by_flex
+
+    @property
+    def attention(self) -> str:
+        """How decoding forwards compute it: "model", "flex" or "native"."""
+        return self._attention
 
     @property
     def _by_flex(self) -> bool:
@@ -412,7 +419,8 @@ class CachedModel:
         weights = [x for m in modules for x in (*m._parameters.values(), *m._buffers.values()) if x is not None]
         inside = [*modules, *weights, *(x.dtype for x in weights)]
         numbers = numbers_in(modules)
-        if changed := not same_objects(inside, self._inside) or numbers != self._numbers:
+        same = same_objects(inside, self._inside) and numbers == self._numbers
+        if changed := not (same and is_merged_as_before(self._steps)):
             check_evaluating(self.model, self.name)
             self._inside, self._numbers = inside, numbers
         if self._compile:
@@ -420,10 +428,10 @@ class CachedModel:
             self._prompts = self._steps
         elif changed:
             model = with_recurrence(self.model) if self.recurrent else self.model
-            self._steps = with_native_parts(with_native_linear(with_attention(model, self._attention)))
+            self._steps = with_native_parts(with_merged(with_native_linear(with_attention(model, self._attention))))
             move_to_huge_pages(read_whole(self.model))
             self._recorded = RecordedForwards(weights)
-            self._prompts = model if self._attention == "flex" else self._steps
+            self._prompts = with_merged(model) if self._attention == "flex" else self._steps
         on_cpu = self.device.type == "cpu" and self._attention != "flex"
         self._records = on_cpu and not self._compile and is_recordable(self._steps)
         native = self._attention == "native" and is_native(self._steps)

@@ -13,10 +13,10 @@ from torch.nn import functional as F
 
 from specdec_kernels import Packing, build_info, linear, linears
 
+from .beside import Beside, beside_in
 from .copied_modules import with_modules
 
 M = TypeVar("M", bound=nn.Module)
-BESIDE = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 class NativeLinear(nn.Linear):
@@ -40,45 +40,27 @@ class NativeLinear(nn.Linear):
         return linear(rows, self.weight, self.bias, self.packing).view(*x.shape[:-1], self.out_features)
 
 
-class Beside:
-    """Layers of one module that usually are called with the same tensor, one after the other: the first call computes
-    all of them, in one operation."""
-
-    def __init__(self, layers: Sequence[NativeLinear]):
-        self._layers, self._x = [*layers], cast(torch.Tensor | None, None)
-        self._results: dict[int, torch.Tensor] = {}
-
-    def take(self, layer: NativeLinear, x: torch.Tensor) -> torch.Tensor:
-        if x is not self._x or id(layer) not in self._results:
-            layers = self._layers
-            weights, packings = [own.weight for own in layers], [own.packing for own in layers]
-            found = linears(x, weights, [own.bias for own in layers], packings)
-            self._x, self._results = x, {id(own): y for own, y in zip(layers, found, strict=True)}
-        y = self._results.pop(id(layer))
-        if not self._results:  # nothing is kept from step to step
-            self._x = None
-        return y
-
-
 def with_native_linear(model: M) -> M:
     """Returns ``model`` with every float32 layer on a CPU that is an ``nn.Linear`` and no more as a
     :class:`NativeLinear`, and with copies of those that are such already; ``model`` itself if there is neither, or no
     native code.
 
-    Layers beside each other (``BESIDE``) are computed in one operation. The model is not changed; see
+    Layers beside each other are computed in one operation. The model is not changed; see
     :func:`.copied_modules.with_modules`.
     """
     if not has_native():
         return model
     native = with_modules(model, _as_native)
     for module in native.modules():
-        for names in BESIDE:
-            found = [layer for name in names if isinstance(layer := module._modules.get(name), NativeLinear)]
-            if len(found) == len(names) and len({layer.in_features for layer in found}) == 1:
-                beside = Beside(found)
-                for layer in found:
-                    vars(layer)["beside"] = beside
+        for layers in beside_in(module):
+            if all(isinstance(layer, NativeLinear) for layer in layers):
+                Beside(layers, functools.partial(_together, layers))
     return native
+
+
+def _together(layers: Sequence[nn.Linear], x: torch.Tensor) -> Sequence[torch.Tensor]:
+    weights, packings = [own.weight for own in layers], [cast(NativeLinear, own).packing for own in layers]
+    return linears(x, weights, [own.bias for own in layers], packings)
 
 
 @functools.cache
@@ -108,11 +90,11 @@ def _as_native(layer: nn.Module) -> nn.Module | None:
     return fast
 
 
-def is_plain(module: nn.Module, *dtypes: torch.dtype) -> bool:
-    """Whether it is an ``nn.Linear`` of one of these dtypes on a CPU: not a subclass, quantised, or with a forward that
-    was replaced."""
+def is_plain(module: nn.Module, *dtypes: torch.dtype, device: str = "cpu") -> bool:
+    """Whether it is an ``nn.Linear`` of one of these dtypes on such a device: not a subclass, quantised, or with a
+    forward that was replaced."""
     if type(module) is not nn.Linear or "forward" in vars(module):
         return False
     weight = module.weight
-    stored = type(weight) is nn.Parameter and weight.device.type == "cpu" and weight.is_contiguous()
+    stored = type(weight) is nn.Parameter and weight.device.type == device and weight.is_contiguous()
     return stored and weight.dtype in dtypes

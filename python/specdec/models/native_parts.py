@@ -38,17 +38,22 @@ class NativeRMSNorm:
 
     def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
         weight = getattr(self, "weight", None)
-        if not _computes(x) or (weight is not None and weight.dtype != x.dtype):
+        if not computes(x) or (weight is not None and weight.dtype != x.dtype):
             return super().forward(x)  # type: ignore[misc]
         epsilon = getattr(self, self.epsilon_name)
         return rms_norm(x, weight, epsilon, offset=self.offset, round_first=self.round_first)
 
 
-def _computes(x: torch.Tensor) -> bool:
-    """Whether operations of our own compute with what a module is given."""
+def computes(x: torch.Tensor) -> bool:
+    """Whether operations of our own compute with what a module is given, where they are there at all."""
     if x.device.type != "cuda":
         return is_ours(x)
     return x.dtype in _ON_GPUS and not torch.is_grad_enabled() and not torch.is_autocast_enabled("cuda")
+
+
+def has_parts(device: str) -> bool:
+    """Whether there are operations of our own for this type of device."""
+    return has_native() and (device == "cpu" or (device == "cuda" and has_triton()))
 
 
 def with_native_parts(model: M) -> M:
@@ -57,7 +62,7 @@ def with_native_parts(model: M) -> M:
     is on another device. The model is not changed; see :func:`.copied_modules.with_modules`."""
     # Not all of these have weights, which would say where they are.
     devices = {parameter.device.type for parameter in model.parameters()}
-    if not has_native() or not (devices == {"cpu"} or (devices == {"cuda"} and has_triton())):
+    if len(devices) != 1 or not has_parts(devices.pop()):
         return model
     # What rotates has norms inside; norms, angles and gated layers have nothing inside that is exchanged as well.
     return with_modules(with_modules(model, _with_rotation), _norm_angles_or_gated)
@@ -138,7 +143,7 @@ def _rotary(function: Callable[..., Any]) -> Callable[..., Any]:
     def rotary(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *args: Any, **kwargs: Any):
         plain = not args and not kwargs and q.dim() == 4 and cos.dim() == 3
         same = len({x.dtype for x in (q, k, cos, sin)}) == 1 and cos.shape[-1] == q.shape[-1]
-        if not plain or not same or not _computes(q):
+        if not plain or not same or not computes(q):
             return function(q, k, cos, sin, *args, **kwargs)
         return rotate(q, cos, sin), rotate(k, cos, sin)
 
@@ -214,7 +219,7 @@ class NativeGated:
     activation: Literal["silu", "gelu_tanh"]
 
     def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
-        if not _computes(x) or x.dim() != 3 or torch.is_autocast_enabled("cpu"):
+        if not computes(x) or x.dim() != 3 or torch.is_autocast_enabled("cpu"):
             return super().forward(x)  # type: ignore[misc]
         return self.down_proj(gated(self.gate_proj(x), self.up_proj(x), self.activation))
 

@@ -1,4 +1,4 @@
-"""Which parts of a model on a CPU run by operations of our own."""
+"""Which parts of a model run by operations of our own."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from transformers import PreTrainedModel
 
 from specdec_kernels import Packing
 
+from .beside import all_beside
 from .cached_model import CachedModel
 from .linear import NativeLinear
+from .merged import SETTING, is_wanted
 from .native_parts import NativeAngles, NativeGated, NativeRMSNorm
 
 
@@ -21,14 +23,22 @@ def native_report(model: PreTrainedModel) -> dict[str, str]:
     linear = Counter(_stored(m) for m in modules if isinstance(m, NativeLinear))
     others = sum(isinstance(m, nn.Linear) and not isinstance(m, NativeLinear) for m in modules)
     numbers = ", ".join(f"{count} of {stored}" for stored, count in sorted(linear.items())) or "none"
+    together = Counter(len(beside.layers) for beside in all_beside(cached.steps))
+    products = ", ".join(f"{count} of {size} layers" for size, count in sorted(together.items(), reverse=True))
+    why = "" if cached.device.type == "cpu" or is_wanted() else f", as {SETTING} is 0"
     kinds = {"norms": NativeRMSNorm, "angles of positions": NativeAngles, "gated layers": NativeGated}
     return {
         "linear layers": f"{numbers}" + (f"; {others} by PyTorch" if others else ""),
-        "attention": "native" if cached.reads_only_filled else "the model's own function",
+        "layers computed together": products or f"none{why}",
+        "attention": "the model's own function" if cached.attention == "model" else cached.attention,
         **({"recurrent layers": str(len(cached.recurrent))} if cached.recurrent else {}),
         **{name: str(sum(isinstance(m, kind) for m in modules)) for name, kind in kinds.items()},
-        "forwards": "replayed" if cached.is_recorded else "not recorded, as there are hooks or adapters",
+        **(_forwards(cached) if cached.device.type == "cpu" else {}),
     }
+
+
+def _forwards(cached: CachedModel) -> dict[str, str]:
+    return {"forwards": "replayed" if cached.is_recorded else "not recorded, as there are hooks or adapters"}
 
 
 def _stored(layer: NativeLinear) -> str:

@@ -4,6 +4,8 @@ here, too."""
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -21,24 +23,27 @@ def rounded(x, ptr):
     return x.to(ptr.dtype.element_ty).to(tl.float32)
 
 
-@triton.jit(do_not_specialize=["size"])
+@triton.jit(do_not_specialize=["size", "inner", "outer_stride", "inner_stride"])
 def rms_norm_kernel(
-    x_ptr,  # [rows, size]
+    x_ptr,  # [rows / inner, inner, size], by strides
     weight_ptr,  # [size], or None
     y_ptr,  # [rows, size]
     size,
+    inner,
+    outer_stride,
+    inner_stride,
     EPSILON: tl.constexpr,
     OFFSET: tl.constexpr,
     ROUND_FIRST: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
     column = tl.arange(0, WIDTH)
-    at, inside = tl.program_id(0).to(tl.int64) * size + column, column < size
-    x = floats(x_ptr, at, inside)
+    row, inside = tl.program_id(0).to(tl.int64), column < size
+    x = floats(x_ptr, row // inner * outer_stride + row % inner * inner_stride + column, inside)
     y = x / tl.sqrt(tl.sum(x * x, 0) / size + EPSILON)
     if weight_ptr is not None:
         y = (rounded(y, y_ptr) if ROUND_FIRST else y) * (floats(weight_ptr, column, inside) + OFFSET)
-    tl.store(y_ptr + at, y, mask=inside)
+    tl.store(y_ptr + row * size + column, y, mask=inside)
 
 
 @triton.jit(do_not_specialize=["row_stride", "head_stride", "token_stride", "angle_stride"])
@@ -68,19 +73,34 @@ def rotate_kernel(
     tl.store(y + second, rounded(b * cos, y_ptr) + rounded(a * sin, y_ptr), mask=inside)
 
 
-@triton.jit(do_not_specialize=["count"])
-def gated_kernel(gate_ptr, up_ptr, y_ptr, count, GELU: tl.constexpr, NUMBERS: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * NUMBERS + tl.arange(0, NUMBERS)
-    inside = at < count
-    gate, up = floats(gate_ptr, at, inside), floats(up_ptr, at, inside)
+@triton.jit(do_not_specialize=["size", "gate_stride", "up_stride"])
+def gated_kernel(
+    gate_ptr,  # [rows, size], by strides
+    up_ptr,
+    y_ptr,  # [rows, size]
+    size,
+    gate_stride,
+    up_stride,
+    GELU: tl.constexpr,
+    NUMBERS: tl.constexpr,
+):
+    row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * NUMBERS + tl.arange(0, NUMBERS)
+    inside = column < size
+    gate = floats(gate_ptr, row * gate_stride + column, inside)
+    up = floats(up_ptr, row * up_stride + column, inside)
     # GELU's (1 + tanh(z)) / 2 is the logistic function of 2 z.
     z = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate) if GELU else gate
-    tl.store(y_ptr + at, rounded(gate / (1.0 + tl.exp(-z)), y_ptr) * up, mask=inside)
+    tl.store(y_ptr + row * size + column, rounded(gate / (1.0 + tl.exp(-z)), y_ptr) * up, mask=inside)
 
 
 def _require(tensor: torch.Tensor, shape: tuple[int, ...], like: torch.Tensor, name: str) -> None:
     if tuple(tensor.shape) != shape or (tensor.dtype, tensor.device) != (like.dtype, like.device):
         raise RuntimeError(f"specdec_kernels: {name} has a wrong shape, dtype or device")
+
+
+def _dense(x: torch.Tensor) -> torch.Tensor:
+    """``x``, copied only if its last numbers do not lie beside each other. (Parts of a product do.)"""
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def rms_norm(
@@ -89,12 +109,13 @@ def rms_norm(
     size = x.shape[-1]
     if weight is not None:
         _require(weight, (size,), x, "weight")
-    x = x.contiguous()
-    y = torch.empty_like(x)
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    inner = x.shape[-2] if x.dim() > 1 else 1
+    x = _dense(x.reshape(math.prod(x.shape[:-2]), inner, size))
     width = triton.next_power_of_2(size)
     with device_guard(x):
-        rms_norm_kernel[x.numel() // size,](
-            x, None if weight is None else weight.contiguous(), y, size,
+        rms_norm_kernel[y.numel() // size,](
+            x, None if weight is None else weight.contiguous(), y, size, inner, *x.stride()[:2],
             EPSILON=epsilon, OFFSET=offset, ROUND_FIRST=round_first, WIDTH=width,
             num_warps=min(max(width // 256, 1), 16),
         )  # fmt: skip
@@ -105,7 +126,7 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     rows, heads, tokens, size = x.shape
     for name, angles in (("cos", cos), ("sin", sin)):
         _require(angles, (1 if cos.shape[0] == 1 else rows, tokens, size), x, name)
-    x = x if x.stride(3) == 1 else x.contiguous()
+    x = _dense(x)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     angle_stride = 0 if cos.shape[0] == 1 else tokens * size
     with device_guard(x):
@@ -119,10 +140,12 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 
 def gated(gate: torch.Tensor, up: torch.Tensor, gelu: bool) -> torch.Tensor:
     _require(up, tuple(gate.shape), gate, "up")
-    y, count = torch.empty_like(gate, memory_format=torch.contiguous_format), gate.numel()
+    y, size = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device), gate.shape[-1]
+    rows = math.prod(gate.shape[:-1])
+    gate, up = (_dense(part.reshape(rows, size)) for part in (gate, up))
     with device_guard(gate):
-        gated_kernel[triton.cdiv(count, _NUMBERS),](
-            gate.contiguous(), up.contiguous(), y, count, GELU=gelu, NUMBERS=_NUMBERS, num_warps=4
+        gated_kernel[rows, triton.cdiv(size, _NUMBERS)](
+            gate, up, y, size, gate.stride(0), up.stride(0), GELU=gelu, NUMBERS=_NUMBERS, num_warps=4
         )
     return y
 

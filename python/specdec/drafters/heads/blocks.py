@@ -13,8 +13,11 @@ from transformers import LlamaConfig
 from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding, rotate_half
 
+from specdec_kernels import rotate
+
 from ...checks import one_line, refuse
 from ...models.kv_cache import StaticKVCache
+from ...models.native_parts import computes, has_parts
 from .fields import OF_LAYERS, check_fields
 from .interface import Head
 
@@ -129,20 +132,38 @@ class Attention(nn.Module):
     def attend(
         self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor
     ) -> torch.Tensor:
-        if queries.device.type == "cuda":  # with grouped queries and a mask, there is no fused kernel
-            groups = queries.shape[1] // keys.shape[1]
-            keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)
-        out = scaled_dot_product_attention(queries, keys, values, mask, enable_gqa=keys.shape[1] != queries.shape[1])
-        return self.o_proj(out.transpose(1, 2).flatten(2))
+        compute = by_group if queries.device.type == "cuda" else by_head
+        return self.o_proj(compute(queries, keys, values, mask).transpose(1, 2).flatten(2))
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
         return x.unflatten(-1, (-1, self.size))
 
 
+def by_head(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Returns [n, H, q, D]: what queries [n, H, q, D] see of keys and values [n, H_kv, visible, D] by ``mask``
+    [n, 1, q, visible] bool."""
+    return scaled_dot_product_attention(queries, keys, values, mask, enable_gqa=keys.shape[1] != queries.shape[1])
+
+
+def by_group(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Returns the same. No fused kernel of a GPU has both a mask and grouped queries, so the heads that share keys
+    become one head with the queries of all of them. Of a prompt the masks of these would be larger than copies of the
+    keys for each head."""
+    size, heads, q, width = queries.shape
+    groups = heads // keys.shape[1]
+    if groups * q > heads * width:
+        return by_head(queries, keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1), mask)
+    each = mask.expand(-1, -1, groups, -1) if q == 1 else mask.repeat(1, 1, groups, 1)
+    out = by_head(queries.reshape(size, -1, groups * q, width), keys, values, each)
+    return out.reshape(size, heads, q, -1)
+
+
 def rotated(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
     """Returns x [n, q, H, D] rotated to its positions, as [n, H, q, D]."""
-    cos, sin = (part[:, :, None] for part in rotation)
-    return (x * cos + rotate_half(x) * sin).transpose(1, 2)
+    (cos, sin), x = rotation, x.transpose(1, 2)
+    if computes(x) and has_parts(x.device.type) and cos.dtype == x.dtype:
+        return rotate(x, cos, sin)
+    return x * cos[:, None] + rotate_half(x) * sin[:, None]
 
 
 class MLP(nn.Module):
@@ -151,10 +172,10 @@ class MLP(nn.Module):
         c, bias = shape.config, shape.mlp_bias
         self.gate_proj, self.up_proj = (nn.Linear(c.hidden_size, c.intermediate_size, bias=bias) for _ in range(2))
         self.down_proj = nn.Linear(c.intermediate_size, c.hidden_size, bias=bias)
-        self.activation = ACT2FN[c.hidden_act]
+        self.act_fn = ACT2FN[c.hidden_act]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(self.activation(self.gate_proj(x)) * self.up_proj(x))
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
 
 
 @dataclass(frozen=True)

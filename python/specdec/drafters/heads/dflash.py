@@ -44,6 +44,7 @@ class DFlash(LayeredHead):
     """
 
     kind, at_once, independent = "dflash", True, True
+    beside = (("k_proj", "v_proj"), ("gate_proj", "up_proj"))  # known tokens have no queries
 
     def __init__(
         self,

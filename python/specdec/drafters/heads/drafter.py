@@ -11,6 +11,8 @@ from ...checks import refuse
 from ...models.cached_model import PREFILL_TOKENS, CachedModel, Layout
 from ...models.features import tapped
 from ...models.kv_cache import visible_slots
+from ...models.merged import with_merged
+from ...models.native_parts import with_native_parts
 from ...models.prefill import PrefillChunk
 from ...models.prompt_parts import PromptParts
 from ..drawing import Drawing
@@ -59,6 +61,12 @@ class HeadDrafter(Drafter):
     def start(self, batch: BatchState) -> HeadDraftSession:
         return HeadDraftSession(self, batch)
 
+    def steps(self) -> Head:
+        """Returns the head with operations of our own in place of what they compute. It is kept, since with it goes the
+        memory in which weights lie beside each other."""
+        self._steps = with_native_parts(with_merged(self.head, names=self.head.beside))
+        return self._steps
+
     @property
     def reads_only_filled(self) -> bool:
         return False
@@ -101,7 +109,7 @@ class HeadDraftSession(DraftSession):
     needs_host = False
 
     def __init__(self, drafter: HeadDrafter, batch: BatchState):
-        self.head, self.batch = drafter.head, batch
+        self.head, self.batch = drafter.steps(), batch
         size, capacity = batch.size, batch.capacity
         self.store = self.head.new_store(size, capacity)
         batch.target_cache.features = self.store

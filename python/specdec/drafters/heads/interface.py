@@ -10,6 +10,7 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from ...models.attention import Queries, dense_mask
+from ...models.beside import BESIDE, Names
 from ...models.cached_model import Layout
 from ...models.features import FeatureStore
 from ...models.kv_cache import StaticKVCache
@@ -57,6 +58,7 @@ class Head(nn.Module):
         doubts: readings of the checkpoint other than the one that is set, of which the self-check takes the best.
         reads_target_cache: whether ``draft`` is given the target's cache, since it has none of its own.
         certain: whether the format says which reading is right, so that only another one is worth a warning.
+        beside: names of layers of a module that are called with the same tensor.
     """
 
     kind: str
@@ -64,6 +66,7 @@ class Head(nn.Module):
     reads_only_filled = False  # attention reads all ``visible`` slots
     lookahead = 0
     reads_target_cache = certain = False
+    beside: Names = BESIDE
     in_float32: tuple[str, ...] = ()  # how the names of weights end that are not of the target's dtype
 
     def __init__(self, states: tuple[int, ...], width: int, hidden: int, vocab_size: int, num_layers: int = 0):
