@@ -38,7 +38,7 @@ def test_doctor_counts_a_models_native_parts(tmp_path):
     assert "natively on a CPU" in shown and re.search(r"^ +attention +native *$", shown, re.MULTILINE)
     assert json.loads(run("doctor", tmp_path / "model", "--json").stdout)["native_parts"] == {
         "linear layers": "8 of float32", "attention": "native", "norms": "3", "angles of positions": "1",
-        "gated layers": "1", "forwards": "replayed",
+        "gated layers": "1", "decoder layers": "1 on a GPU, none on a CPU", "forwards": "replayed",
     }  # fmt: skip
     assert "Invalid value for MODEL: there is no folder" in refused("doctor", tmp_path / "nothing")
 

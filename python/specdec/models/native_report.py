@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from specdec_kernels import Packing
 
 from .cached_model import CachedModel
+from .decoder_layers import NativeLayer, with_native_layers
 from .linear import NativeLinear
 from .native_parts import NativeAngles, NativeGated, NativeRMSNorm
 
@@ -19,6 +20,7 @@ def native_report(model: PreTrainedModel) -> dict[str, str]:
     cached = CachedModel(model)
     modules = list(cached.steps.modules())
     linear = Counter(_stored(m) for m in modules if isinstance(m, NativeLinear))
+    on_a_gpu = sum(isinstance(m, NativeLayer) for m in with_native_layers(cached.steps, "cpu").modules())
     others = sum(isinstance(m, nn.Linear) and not isinstance(m, NativeLinear) for m in modules)
     numbers = ", ".join(f"{count} of {stored}" for stored, count in sorted(linear.items())) or "none"
     kinds = {"norms": NativeRMSNorm, "angles of positions": NativeAngles, "gated layers": NativeGated}
@@ -27,6 +29,7 @@ def native_report(model: PreTrainedModel) -> dict[str, str]:
         "attention": "native" if cached.reads_only_filled else "the model's own function",
         **({"recurrent layers": str(len(cached.recurrent))} if cached.recurrent else {}),
         **{name: str(sum(isinstance(m, kind) for m in modules)) for name, kind in kinds.items()},
+        "decoder layers": f"{on_a_gpu} on a GPU, none on a CPU",
         "forwards": "replayed" if cached.is_recorded else "not recorded, as there are hooks or adapters",
     }
 
