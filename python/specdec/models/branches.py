@@ -82,6 +82,8 @@ def branches_of(layer: nn.Module, norms: Collection[str]) -> Branches | None:
     others = [name for name, child in layer._modules.items() if child is not None and name not in norms]
     if not parameters or parameters[0].name != "hidden_states" or len(others) > _MOST_MODULES:
         return None
+    if layer._parameters or layer._buffers:  # which may be changed in place
+        return None
     for chosen in itertools.product((True, False), repeat=len(others)):
         in_tuples = {name for name, own in zip(others, chosen, strict=True) if own}
         try:
