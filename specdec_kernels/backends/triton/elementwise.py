@@ -30,7 +30,7 @@ def normed(
     column,
     inside,
     size,
-    like_ptr,
+    y_ptr,
     EPSILON: tl.constexpr,
     OFFSET: tl.constexpr,
     ROUND_FIRST: tl.constexpr,
@@ -38,7 +38,7 @@ def normed(
     """RMSNorm of a row of float32 numbers."""
     y = x / tl.sqrt(tl.sum(x * x, 0) / size + EPSILON)
     if weight_ptr is not None:
-        y = (rounded(y, like_ptr) if ROUND_FIRST else y) * (floats(weight_ptr, column, inside) + OFFSET)
+        y = (rounded(y, y_ptr) if ROUND_FIRST else y) * (floats(weight_ptr, column, inside) + OFFSET)
     return y
 
 
