@@ -370,6 +370,11 @@ class Clamping(Layer):
         return x.clamp(-6e4, 6e4) if x.dtype == torch.float16 else x
 
 
+class Dropping(Layer):
+    def between(self, x):
+        return nn.functional.dropout(x, 0.5, self.training)
+
+
 class Wide(Layer):
     def between(self, x):
         return x.float()
@@ -438,6 +443,18 @@ def test_a_layer_may_have_more_branches_or_be_unlike_transformers(calls):
     assert len(calls) == 8
     with pytest.raises(TypeError, match="unknown"):
         fast.layers[0](x, unknown=3)
+
+
+@torch.inference_mode()
+def test_what_layers_do_while_they_are_trained_is_their_own(calls):
+    layer, x = Dropping().eval(), torch.randn(1, 64, 8)
+    fast = on_a_cpu(nn.ModuleList([layer]))[0]
+    assert torch.allclose(fast(x), layer(x)) and len(calls) == 1
+    results = []
+    for own in (fast.train(), layer.train()):
+        torch.manual_seed(0)
+        results.append(own(x))
+    assert torch.allclose(*results) and len(calls) == 1
 
 
 @on_gpu

@@ -127,6 +127,7 @@ def _tried(
         given[_OTHERS] = object()
     calls = list[_Call]()
     tried = copy.copy(layer)
+    tried.training = False
     tried._modules = {
         name: child if child is None else _Noting(name, i, name in in_tuples, calls)
         for i, (name, child) in enumerate(layer._modules.items())
