@@ -11,21 +11,16 @@ from collections import Counter
 import pytest
 import torch
 from specdec import EarlyExitDrafter, SpeculativeDecoder
-from specdec.models import decoder_layers
-from specdec.models.branches import branches_of
 from specdec.models.cached_model import CachedModel
-from specdec.models.decoder_layers import NativeLayer, with_native_layers
+from specdec.models.decoder_layers import with_native_layers
 from specdec.models.features import BEFORE_NORM, tapped
-from specdec.models.native_parts import NativeRMSNorm, with_native_parts
+from specdec.models.native_parts import with_native_parts
 from support.captured import on_gpu
 from support.feeding import feed
 from support.model_types import CASES, model_of
 from support.models import generate, prompts, tiny_model, tunable_pair
+from support.native_layers import layers_of, noted_sums, on_a_cpu, unhooked
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
-
-from specdec_kernels.backends import operation
 
 # What adds to the norms of branches, scales what it adds, returns more than a tensor, has branches beside each other,
 # or norms that are not RMSNorm.
@@ -40,10 +35,6 @@ TRIED = [
 ]  # fmt: skip
 
 
-def on_a_cpu(model: nn.Module) -> nn.Module:
-    return with_native_layers(with_native_parts(model), "cpu")
-
-
 @pytest.fixture
 def exchanged(monkeypatch):
     """Every cached model that is made later has such layers, on a CPU, too."""
@@ -53,20 +44,7 @@ def exchanged(monkeypatch):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """The sums and norms that were computed at once."""
-    made: list[tuple[torch.Tensor, torch.Tensor]] = []
-
-    def noted(*args, **kwargs):
-        made.append(own(*args, **kwargs))
-        return made[-1]
-
-    own = decoder_layers.add_rms_norm
-    monkeypatch.setattr(decoder_layers, "add_rms_norm", noted)
-    return made
-
-
-def layers_of(model: nn.Module) -> list[NativeLayer]:
-    return [module for module in model.modules() if isinstance(module, NativeLayer)]
+    return noted_sums(monkeypatch)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -100,51 +78,10 @@ def test_they_compute_the_same(case, exchanged, calls, monkeypatch):
     assert len(calls) == fused and (fused == 0) == (case in OTHERS)
 
 
-class Launches(TorchDispatchMode):
-    """What is called that is a launch on a GPU: all but views and what makes room."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.made = Counter[str]()
-
-    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        if not operation.is_view and not operation.name().startswith("aten::empty"):
-            self.made[operation.name().partition("::")[2]] += 1
-        return operation(*args, **(kwargs or {}))
-
-
-def by_triton(x, delta, weight, epsilon, *, offset, round_first, delta_weight, delta_epsilon):
-    given = (x, delta, weight, epsilon, offset, round_first, delta_weight, delta_epsilon)
-    return operation("add_rms_norm", "triton", "cpu")(*given)
-
-
-@pytest.mark.parametrize(("case", "norms"), [("llama", 2), ("qwen3_moe", 2), ("gpt_oss", 2), ("gemma2", 4)])
-@pytest.mark.parametrize("queries", [1, 2, 5])
-@torch.inference_mode()
-def test_how_many_launches_they_are(case, norms, queries, monkeypatch):
-    """A layer of Llama's has two fewer, one of Gemma's four; only the first norm of the model stays as it was."""
-    monkeypatch.setattr(decoder_layers, "add_rms_norm", by_triton)
-    model = model_of(case)
-    tokens = torch.tensor([prompts(1, queries, queries)[0]])
-
-    def launches(of: nn.Module) -> Counter[str]:
-        with Launches() as launches:
-            of(tokens, use_cache=False)
-        return launches.made
-
-    before, after = launches(with_native_parts(model)), launches(on_a_cpu(model))
-    layers = model.config.num_hidden_layers
-    within = sum(isinstance(m, NativeRMSNorm) for m in with_native_parts(model).model.layers[0].self_attn.modules())
-    assert after["add_rms_norm_triton"] == 2 * layers
-    assert before["rms_norm"] == (norms + within) * layers + 1 and after["rms_norm"] == within * layers + 1
-    assert before["add.Tensor"] - after["add.Tensor"] == 2 * layers
-    assert before.total() - after.total() == norms * layers
-
-
 @torch.inference_mode()
 def test_nothing_is_kept(calls):
     """Each norm is used once and then gone, also one that nobody asks for."""
-    fast = on_a_cpu(tiny_model("llama", layers=3))
+    fast = on_a_cpu(unhooked(tiny_model("llama", layers=3)))
     x, cos_sin = torch.randn(1, 4, 32), (torch.randn(1, 4, 8), torch.randn(1, 4, 8))
     for layer in fast.model.layers:
         x = layer(x, position_embeddings=cos_sin)
@@ -163,7 +100,7 @@ def test_nothing_is_kept(calls):
 @torch.inference_mode()
 def test_what_is_kept_is_one_norms_of_one_tensor():
     """As for a caller that takes some of the layers, or does something between them."""
-    model = tiny_model("llama", layers=3)
+    model = unhooked(tiny_model("llama", layers=3))
     fast, cos_sin = on_a_cpu(model), (torch.randn(1, 4, 8), torch.randn(1, 4, 8))
     x = torch.randn(1, 4, 32)
 
@@ -263,7 +200,7 @@ def test_hidden_states_are_the_models(calls):
 @torch.inference_mode()
 def test_features_are_those_of_plain_layers(states, calls):
     """As heads read them, by hooks on copies of some layers."""
-    model, tokens = tiny_model("qwen3", layers=3), torch.tensor(prompts(1, 7, 7))
+    model, tokens = unhooked(tiny_model("qwen3", layers=3)), torch.tensor(prompts(1, 7, 7))
     seen = []
     for own in (with_native_parts(model), on_a_cpu(model)):
         copied, taken = tapped(own, states)
@@ -336,7 +273,7 @@ def test_gradients_are_the_layers_own(calls):
 @torch.inference_mode()
 def test_arguments_are_the_layers_own(calls):
     """In places, by names, too few and unknown ones."""
-    model = copy.deepcopy(model_of("qwen3_5_text"))
+    model = unhooked(model_of("qwen3_5_text"))
     fast, plain = (of(model).model.layers[1] for of in (on_a_cpu, with_native_parts))
     x, cos_sin = torch.randn(1, 4, 32), (torch.randn(1, 4, 4), torch.randn(1, 4, 4))
     for args, kwargs in (((x, cos_sin), {}), ((x,), {"position_embeddings": cos_sin, "anything": 3}),
@@ -347,122 +284,12 @@ def test_arguments_are_the_layers_own(calls):
         fast(x)
 
 
-class Layer(nn.Module):
-    """A layer that is recognised, but for what subclasses change."""
-
-    kept = 1.0
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = LlamaRMSNorm(8, 1e-5), LlamaRMSNorm(8, 1e-5)
-        self.mix, self.feed = nn.Linear(8, 8), nn.Linear(8, 8)
-
-    def between(self, x):
-        return x
-
-    def forward(self, hidden_states, mask=None):
-        x = self.between(hidden_states + self.mix(self.first(hidden_states)))
-        return x + self.feed(self.second(x))
-
-
-class Clamping(Layer):
-    def between(self, x):
-        return x.clamp(-6e4, 6e4) if x.dtype == torch.float16 else x
-
-
-class Dropping(Layer):
-    def between(self, x):
-        return nn.functional.dropout(x, 0.5, self.training)
-
-
-class Wide(Layer):
-    def between(self, x):
-        return x.float()
-
-
-class InPlace(Layer):
-    def forward(self, hidden_states, mask=None):
-        hidden_states += self.mix(self.first(hidden_states))
-        return hidden_states + self.feed(self.second(hidden_states))
-
-
-class ByArgument(Layer):
-    def forward(self, hidden_states, mask=None):
-        return super().forward(hidden_states) if mask is None else hidden_states
-
-
-class Parallel(Layer):
-    def forward(self, hidden_states, mask=None):
-        return hidden_states + self.mix(self.first(hidden_states)) + self.feed(self.second(hidden_states))
-
-
-class Again(Layer):
-    def forward(self, hidden_states, mask=None):
-        return super().forward(super().forward(hidden_states))
-
-
-class Scaled(Layer):
-    """As Gemma 4's, by 1 while it is tried."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("scale", torch.ones(()))
-
-    def forward(self, hidden_states, mask=None):
-        return self.scale * super().forward(hidden_states)
-
-
-class Nothing(Layer):
-    def forward(self, hidden_states, mask=None):
-        return hidden_states
-
-
-class Otherwise(Layer):
-    def forward(self, x, mask=None):
-        return super().forward(x)
-
-
-@pytest.mark.parametrize("kind", [Clamping, Wide, InPlace, ByArgument, Parallel, Scaled, Nothing, Otherwise])
-def test_other_layers_stay(kind):
-    assert branches_of(Layer(), ["first", "second"]) is not None
-    assert branches_of(kind(), ["first", "second"]) is None
-
-
-@torch.inference_mode()
-def test_a_layer_may_have_more_branches_or_be_unlike_transformers(calls):
-    torch.manual_seed(0)
-    model = nn.Module()
-    model.layers, model.norm = nn.ModuleList([Layer(), Again(), Layer()]), LlamaRMSNorm(8, 1e-5)
-    model.eval()
-    fast, x = on_a_cpu(model), torch.randn(1, 3, 8)
-    assert [len(layer.branches.parts) for layer in fast.layers] == [2, 4, 2]
-    expected = found = x
-    for own, its in zip(model.layers, fast.layers, strict=True):
-        expected, found = own(expected), its(found)
-    torch.testing.assert_close(fast.norm(found), model.norm(expected))
-    assert len(calls) == 8
-    with pytest.raises(TypeError, match="unknown"):
-        fast.layers[0](x, unknown=3)
-
-
-@torch.inference_mode()
-def test_what_layers_do_while_they_are_trained_is_their_own(calls):
-    layer, x = Dropping().eval(), torch.randn(1, 64, 8)
-    fast = on_a_cpu(nn.ModuleList([layer]))[0]
-    assert torch.allclose(fast(x), layer(x)) and len(calls) == 1
-    results = []
-    for own in (fast.train(), layer.train()):
-        torch.manual_seed(0)
-        results.append(own(x))
-    assert torch.allclose(*results) and len(calls) == 1
-
-
 @on_gpu
 @pytest.mark.parametrize("case", ["llama", "gemma2", "qwen3", "gpt_oss"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @torch.inference_mode()
 def test_on_a_gpu_they_compute_the_same(case, dtype, calls):
-    model = copy.deepcopy(model_of(case)).to("cuda", dtype)
+    model = unhooked(model_of(case)).to("cuda", dtype)
     plain = with_native_parts(model)
     fast = with_native_layers(plain)
     for queries in (1, 2, 5):
