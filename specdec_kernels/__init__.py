@@ -4,7 +4,7 @@ own. Knows nothing of models."""
 from .api import check_drafts, draft_step, speculative_step
 from .attend_api import attend
 from .build import build_info
-from .elementwise_api import gated, rms_norm, rope_angles, rotate
+from .elementwise_api import add_rms_norm, gated, rms_norm, rope_angles, rotate
 from .linear_api import linear, linears
 from .ops import SamplingTensors
 from .packing import dequantise, interleave, quantise, rows_of_blocks
@@ -43,6 +43,7 @@ __all__ = [
     "TokenTable",
     "TreeRule",
     "TreeStep",
+    "add_rms_norm",
     "attend",
     "build_info",
     "check_drafts",

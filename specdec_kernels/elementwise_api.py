@@ -44,6 +44,52 @@ def rms_norm(
     return _called("rms_norm", x, weight, epsilon, offset, of_triton=(round_first,))
 
 
+def add_rms_norm(
+    x: torch.Tensor,
+    delta: torch.Tensor,
+    weight: torch.Tensor | None,
+    epsilon: float,
+    *,
+    offset: float = 0.0,
+    round_first: bool = False,
+    delta_weight: torch.Tensor | None = None,
+    delta_epsilon: float = 0.0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns ``x + delta`` and :func:`rms_norm` of that sum, rounded to the dtype of x, with the same bits as by an
+    addition and :func:`rms_norm`; on a GPU in one launch.
+
+    Args:
+        x: [..., size] float32, or on a GPU bfloat16 or float16.
+        delta: of the shape and dtype of x.
+        weight, epsilon, offset, round_first: as of :func:`rms_norm`.
+        delta_weight: [size] as x; then ``rms_norm(delta, delta_weight, delta_epsilon)`` is added, with the same offset
+            and round_first, as where the result of a branch has a norm of its own (Gemma 2, arXiv 2408.00118,
+            section 2). None: delta is added as it is.
+        delta_epsilon: > 0 where there is a delta_weight.
+
+    Returns:
+        The sum and its norm, each as ``x``.
+
+    Raises:
+        RuntimeError: as of :func:`rms_norm`.
+
+    Example:
+        >>> import torch
+        >>> from specdec_kernels import add_rms_norm
+        >>> add_rms_norm(torch.tensor([[1.0, 5.0]]), torch.tensor([[2.0, -1.0]]), None, 12.5)
+        (tensor([[3., 4.]]), tensor([[0.6000, 0.8000]]))
+    """
+    if x.device.type != "cpu":
+        given = (x, delta, weight, epsilon, offset, round_first, delta_weight, delta_epsilon)
+        return operation("add_rms_norm", Backend.TRITON, x.device.type)(*given)
+    if (delta.shape, delta.dtype, delta.device) != (x.shape, x.dtype, x.device):
+        raise RuntimeError("specdec_kernels: delta has another shape, dtype or device than x")
+    if delta_weight is not None:
+        delta = rms_norm(delta, delta_weight, delta_epsilon, offset=offset)
+    total = operation("add", Backend.CPU, "cpu")(x, delta)
+    return total, rms_norm(total, weight, epsilon, offset=offset)
+
+
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Turns the pairs (i, i + D / 2) of each head's numbers by the angles of its position (RoPE, arXiv 2104.09864,
     section 3.2.2, in the order of pairs of GPT-NeoX).

@@ -231,6 +231,13 @@ for _schema in (
 ):
     _library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
     _fake(_schema.partition("(")[0], _as_first)
+# x and delta [..., size], weights [size].
+_library.define(
+    "add_rms_norm_triton(Tensor x, Tensor delta, Tensor? weight, float epsilon, float offset, bool round_first,"
+    " Tensor? delta_weight, float delta_epsilon) -> (Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+_fake("add_rms_norm_triton", lambda x, *others: (_as_first(x), _as_first(x)))
 # x and y float32 of one shape.
 _library.define("add(Tensor x, Tensor y) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
 _fake("add", _as_first)

@@ -44,7 +44,7 @@ def test_doctor_counts_a_models_native_parts(tmp_path):
     assert json.loads(run("doctor", tmp_path / "model", "--json").stdout)["native_parts"] == {
         "linear layers": "8 of float32", "layers computed together": "1 of 3 layers, 1 of 2 layers",
         "attention": "native", "norms": "3", "angles of positions": "1",
-        "gated layers": "1", "forwards": "replayed",
+        "gated layers": "1", "decoder layers": "1 on a GPU, none on a CPU", "forwards": "replayed",
     }  # fmt: skip
     assert "Invalid value for MODEL: there is no folder" in refused("doctor", tmp_path / "nothing")
     assert "Invalid value for --device: got 'cpu', allowed: one with a model" in refused("doctor", "--device", "cpu")

@@ -12,6 +12,7 @@ import torch
 from specdec_kernels import (
     SamplingParams,
     TokenTable,
+    add_rms_norm,
     attend,
     draft_children,
     draft_step,
@@ -58,6 +59,11 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         ),
         "linear": (linear, {"x": torch.randn(1, 2, 32), "weight": torch.randn(16, 32), "bias": torch.randn(16)}),
         "rms_norm": (rms_norm, {"x": torch.randn(1, 2, 32), "weight": torch.randn(32), "epsilon": 1e-6}),
+        "add_rms_norm": (
+            add_rms_norm,
+            {"x": torch.randn(1, 2, 32), "delta": torch.randn(1, 2, 32), "weight": torch.randn(32), "epsilon": 1e-6,
+             "delta_weight": torch.randn(32), "delta_epsilon": 1e-6},
+        ),
         "rotate": (rotate, {name: torch.randn(1, 2, 32)[:, None] if name == "x" else torch.randn(1, 2, 32)
                             for name in ("x", "cos", "sin")}),
         "gated": (gated, {"gate": torch.randn(1, 2, 32), "up": torch.randn(1, 2, 32), "activation": "silu"}),

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from specdec_kernels import gated, rms_norm, rope_angles, rotate
+from specdec_kernels import add_rms_norm, gated, rms_norm, rope_angles, rotate
 from specdec_kernels.backends import operation
 from specdec_kernels.backends.triton import elementwise
 from specdec_kernels.ops import handle
@@ -26,6 +26,18 @@ def test_rms_norm(instruction_set, size):
         assert y.shape == x.shape and ((y - exact).abs() <= 5e-7 * (exact.abs() + 1)).all()
         for i in range(3):
             assert torch.equal(rms_norm(x[i : i + 1, 2:4], own, 1e-5, offset=offset)[0], y[i, 2:4])
+
+
+@pytest.mark.parametrize("size", [1, 100, 576])
+def test_add_rms_norm(instruction_set, size):
+    """With the bits of an addition and a norm, or of two."""
+    x, delta, weight, its_own = numbers(3, 5, size), numbers(3, 5, size, seed=1), numbers(size), numbers(size, seed=2)
+    for own in (weight, None):
+        total, y = add_rms_norm(x, delta, own, 1e-5, offset=1.0)
+        assert torch.equal(total, x + delta) and torch.equal(y, rms_norm(x + delta, own, 1e-5, offset=1.0))
+    total, y = add_rms_norm(x, delta, weight, 1e-5, offset=1.0, delta_weight=its_own, delta_epsilon=1e-3)
+    expected = x + rms_norm(delta, its_own, 1e-3, offset=1.0)
+    assert torch.equal(total, expected) and torch.equal(y, rms_norm(expected, weight, 1e-5, offset=1.0))
 
 
 @pytest.mark.parametrize("size", [2, 8, 30, 64, 128])
@@ -84,6 +96,12 @@ def test_a_fault_stays_in_its_row(instruction_set):
     [
         (lambda: rms_norm(numbers(2, 4).double(), None, 1e-5), "x has a wrong shape"),
         (lambda: rms_norm(numbers(2, 4), numbers(5), 1e-5), "weight has a wrong shape"),
+        (lambda: add_rms_norm(numbers(2, 4), numbers(4), None, 1e-5), "delta has another shape"),
+        (lambda: add_rms_norm(numbers(2, 4), numbers(2, 4), numbers(5), 1e-5), "weight has a wrong shape"),
+        (
+            lambda: add_rms_norm(*[numbers(2, 4)] * 2, None, 1e-5, delta_weight=numbers(5), delta_epsilon=1e-5),
+            "weight has a wrong shape",
+        ),
         (lambda: rotate(numbers(1, 2, 3, 5), numbers(1, 3, 5), numbers(1, 3, 5)), "an odd size"),
         (lambda: rotate(numbers(2, 2, 3, 4), numbers(3, 3, 4), numbers(3, 3, 4)), "other rows than x"),
         (lambda: rotate(numbers(2, 2, 3, 4), numbers(2, 3, 4), numbers(2, 3, 2)), "sin has a wrong shape"),
@@ -109,6 +127,11 @@ def test_nothing_to_compute():
 def test_their_schemas():
     checks = ("test_schema", "test_faketensor")
     torch.library.opcheck(handle("rms_norm"), (numbers(2, 3, 8), numbers(8), 1e-5, 1.0), test_utils=checks)
+    torch.library.opcheck(
+        operation("add_rms_norm", "triton", DEVICE),
+        (*[numbers(2, 3, 8).to(DEVICE)] * 2, numbers(8).to(DEVICE), 1e-5, 1.0, True, None, 0.0),
+        test_utils=checks,
+    )
     torch.library.opcheck(handle("rotate"), (numbers(2, 3, 4, 8), *[numbers(2, 4, 8)] * 2), test_utils=checks)
     torch.library.opcheck(handle("rope_angles"), (torch.tensor([[3, 4]]), numbers(4), 1.0), test_utils=checks)
     torch.library.opcheck(handle("gated"), (*[numbers(2, 3, 8)] * 2, False), test_utils=checks)
@@ -121,9 +144,10 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float32, torch.float16, *([torch.bfloat16] if torch.cuda.is_available() else [])]
 
 
-def by_triton(stem: str, *arguments: object) -> torch.Tensor:
+def by_triton(stem: str, *arguments: object):
     moved = [a.to(DEVICE) if isinstance(a, torch.Tensor) else a for a in arguments]
-    return operation(stem, "triton", DEVICE)(*moved).cpu()
+    found = operation(stem, "triton", DEVICE)(*moved)
+    return tuple(x.cpu() for x in found) if isinstance(found, tuple) else found.cpu()
 
 
 def nearly_equal(found: torch.Tensor, exact: torch.Tensor) -> bool:
@@ -160,6 +184,25 @@ def test_rms_norm_by_triton(dtype, size):
     for other in (x.transpose(0, 1).contiguous().transpose(0, 1), part_of(x), part_of(x.mT).mT):
         assert torch.equal(by_triton("rms_norm", other, weight, 1e-5, 0.0, True), own)
     assert torch.equal(by_triton("rms_norm", x[1, 2], weight, 1e-5, 0.0, True), own[1, 2])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1, 100, 576])
+def test_add_rms_norm_by_triton(dtype, size):
+    """With the bits of an addition, rounded as PyTorch rounds it, and a norm, or of two."""
+    x, delta = (numbers(3, 5, size, seed=i).to(dtype) for i in range(2))
+    weight, its_own = (numbers(size, seed=i).to(dtype) for i in (2, 3))
+    strided = delta.transpose(0, 1).contiguous().transpose(0, 1)
+    for offset, first in ((0.0, True), (0.0, False), (1.0, False)):
+        for own, added in ((None, delta), (its_own, by_triton("rms_norm", delta, its_own, 1e-3, offset, first))):
+            for given in (delta, strided):
+                total, y = by_triton("add_rms_norm", x, given, weight, 1e-5, offset, first, own, 1e-3)
+                assert torch.equal(total, x + added) and total.dtype == y.dtype == dtype
+                assert torch.equal(y, by_triton("rms_norm", x + added, weight, 1e-5, offset, first))
+    total, y = by_triton("add_rms_norm", x, delta, None, 1e-5, 0.0, False, None, 0.0)
+    assert torch.equal(y, by_triton("rms_norm", x + delta, None, 1e-5, 0.0, False))
+    _, alone = by_triton("add_rms_norm", x[1:2, 2:4], delta[1:2, 2:4], None, 1e-5, 0.0, False, None, 0.0)
+    assert torch.equal(alone[0], y[1, 2:4])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -222,5 +265,8 @@ def test_what_triton_refuses():
     for arguments in (("rms_norm", x, numbers(7), 1e-5, 0.0, False), ("gated", x, x.half(), False)):
         with pytest.raises(RuntimeError, match="(weight|up) has a wrong shape, dtype or device"):
             by_triton(*arguments)
+    for delta, weight in ((numbers(2, 3, 1), None), (x.half(), None), (x, numbers(7))):
+        with pytest.raises(RuntimeError, match="(delta|delta_weight) has a wrong shape, dtype or device"):
+            by_triton("add_rms_norm", x, delta, numbers(8), 1e-5, 0.0, False, weight, 1e-5)
     with pytest.raises(RuntimeError, match="sin has a wrong shape, dtype or device"):
         by_triton("rotate", x[None], numbers(1, 3, 8), numbers(1, 3, 6))

@@ -269,10 +269,10 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "python/specdec/models/prefill.py",
-        "tests/models/test_memory.py -k 'chunk or rows or warning or tried'",
+        "python/specdec/models/ahead.py",
+        "tests/models/test_decoder_layers.py -k kept",
         {
-            "prefill-tries-the-large-chunk-again": ("                self.size = columns * rows\n", ""),
+            "norms-take-what-another-one-gave": ("kept is norm and", "kept is not None and"),
         },
     ),
     *mutations(

@@ -20,7 +20,10 @@ MUTATIONS: list[Mutation] = [
         "tests/kernels/test_elementwise.py -k triton",
         {
             "triton-norms-round-after-weights-alone": ("(rounded(y, y_ptr) if ROUND_FIRST else y)", "y"),
-            "triton-rotation-the-other-way": ("- rounded(b * sin, y_ptr)", "+ rounded(b * sin, y_ptr)"),
+            "triton-sums-are-not-rounded-before-their-norm": (
+                "x = rounded(floats(x_ptr, at, inside) + delta, y_ptr)",
+                "x = floats(x_ptr, at, inside) + delta",
+            ),
         },
     ),
     *mutations(

@@ -171,6 +171,8 @@ def compile_elementwise(few: bool) -> None:
         x, weight = torch.zeros(2, 4, 4096, dtype=dtype), torch.zeros(4096, dtype=dtype)
         for offset, first in ((0.0, True), (1.0, False)):
             elementwise_module.rms_norm(x, weight, 1e-5, offset, first)
+            for own in (None, weight) if offset else (None,):
+                elementwise_module.add_rms_norm(x, x, weight, 1e-5, offset, first, own, 1e-6)
         elementwise_module.rms_norm(x[..., :3584], None, 1e-6, 0.0, False)
         angles = torch.zeros(2, 4, 128, dtype=dtype)
         elementwise_module.rotate(x.view(2, 4, 32, 128).transpose(1, 2), angles, angles)

@@ -17,6 +17,7 @@ from ..checks import refuse
 from .attention import MAX_QUERIES, Mask, Queries, block_mask, choose, dense_mask, seen_slots, with_attention
 from .compiled import CompiledForward, compiled_copy
 from .copied_modules import numbers_in, same_objects
+from .decoder_layers import with_native_layers
 from .free_memory import free_memory
 from .huge_pages import move_to_huge_pages, read_whole
 from .kept_cache import KeptCache
@@ -428,7 +429,8 @@ class CachedModel:
             self._prompts = self._steps
         elif changed:
             model = with_recurrence(self.model) if self.recurrent else self.model
-            self._steps = with_native_parts(with_merged(with_native_linear(with_attention(model, self._attention))))
+            attending = with_attention(model, self._attention)
+            self._steps = with_native_layers(with_native_parts(with_merged(with_native_linear(attending))))
             move_to_huge_pages(read_whole(self.model))
             self._recorded = RecordedForwards(weights)
             self._prompts = with_merged(model) if self._attention == "flex" else self._steps

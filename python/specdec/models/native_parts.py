@@ -19,6 +19,7 @@ from torch.utils._triton import has_triton
 
 from specdec_kernels import gated, rms_norm, rope_angles, rotate
 
+from .ahead import take_norm
 from .copied_modules import reclass, with_globals, with_modules
 from .linear import has_native, is_ours
 
@@ -37,11 +38,20 @@ class NativeRMSNorm:
     round_first: bool
 
     def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
-        weight = getattr(self, "weight", None)
-        if not computes(x) or (weight is not None and weight.dtype != x.dtype):
-            return super().forward(x)  # type: ignore[misc]
-        epsilon = getattr(self, self.epsilon_name)
-        return rms_norm(x, weight, epsilon, offset=self.offset, round_first=self.round_first)
+        if (normed := take_norm(x, self)) is not None:
+            return normed
+        return rms_norm(x, *self.numbers(), **self.form()) if self.computes(x) else super().forward(x)  # type: ignore[misc]
+
+    def computes(self, x: torch.Tensor) -> bool:
+        weight, _ = self.numbers()
+        return computes(x) and (weight is None or weight.dtype == x.dtype)
+
+    def numbers(self: Any) -> tuple[torch.Tensor | None, float]:
+        """Returns the weight and the epsilon of the module."""
+        return getattr(self, "weight", None), getattr(self, self.epsilon_name)
+
+    def form(self) -> dict[str, Any]:
+        return {"offset": self.offset, "round_first": self.round_first}
 
 
 def computes(x: torch.Tensor) -> bool:

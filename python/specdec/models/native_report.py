@@ -11,6 +11,7 @@ from specdec_kernels import Packing
 
 from .beside import all_beside
 from .cached_model import CachedModel
+from .decoder_layers import NativeLayer, with_native_layers
 from .linear import NativeLinear
 from .merged import SETTING, is_wanted
 from .native_parts import NativeAngles, NativeGated, NativeRMSNorm
@@ -21,6 +22,7 @@ def native_report(model: PreTrainedModel) -> dict[str, str]:
     cached = CachedModel(model)
     modules = list(cached.steps.modules())
     linear = Counter(_stored(m) for m in modules if isinstance(m, NativeLinear))
+    on_a_gpu = sum(isinstance(m, NativeLayer) for m in with_native_layers(cached.steps, "cpu").modules())
     others = sum(isinstance(m, nn.Linear) and not isinstance(m, NativeLinear) for m in modules)
     numbers = ", ".join(f"{count} of {stored}" for stored, count in sorted(linear.items())) or "none"
     together = Counter(len(beside.layers) for beside in all_beside(cached.steps))
@@ -33,6 +35,7 @@ def native_report(model: PreTrainedModel) -> dict[str, str]:
         "attention": "the model's own function" if cached.attention == "model" else cached.attention,
         **({"recurrent layers": str(len(cached.recurrent))} if cached.recurrent else {}),
         **{name: str(sum(isinstance(m, kind) for m in modules)) for name, kind in kinds.items()},
+        "decoder layers": f"{on_a_gpu} on a GPU, none on a CPU",
         **(_forwards(cached) if cached.device.type == "cpu" else {}),
     }
 

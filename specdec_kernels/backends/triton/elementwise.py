@@ -1,17 +1,18 @@
-"""What stands between the products of a decoder layer, of a GPU's step: ``rms_norm``, ``rotate`` and ``gated``, each in
-one launch where PyTorch takes five to eight. What transformers' modules round to the dtype of their numbers is rounded
-here, too."""
+"""What stands between the products of a decoder layer, of a GPU's step: ``rms_norm``, alone and after an addition,
+``rotate`` and ``gated``, each in one launch where PyTorch takes five to eight. What transformers' modules round to the
+dtype of their numbers is rounded here, too."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
 from ... import ops
-from .launch import device_guard
+from .launch import contiguous, device_guard
 from .recurrent import floats
 
 _NUMBERS = 1024  # of a gated layer in a program
@@ -21,6 +22,25 @@ _NUMBERS = 1024  # of a gated layer in a program
 def rounded(x, ptr):
     """``x`` as numbers of the dtype that is stored at ``ptr``."""
     return x.to(ptr.dtype.element_ty).to(tl.float32)
+
+
+@triton.jit
+def normed(
+    x,
+    weight_ptr,
+    column,
+    inside,
+    size,
+    y_ptr,
+    EPSILON: tl.constexpr,
+    OFFSET: tl.constexpr,
+    ROUND_FIRST: tl.constexpr,
+):
+    """RMSNorm of a row of float32 numbers."""
+    y = x / tl.sqrt(tl.sum(x * x, 0) / size + EPSILON)
+    if weight_ptr is not None:
+        y = (rounded(y, y_ptr) if ROUND_FIRST else y) * (floats(weight_ptr, column, inside) + OFFSET)
+    return y
 
 
 @triton.jit(do_not_specialize=["size", "inner", "outer_stride", "inner_stride"])
@@ -40,10 +60,34 @@ def rms_norm_kernel(
     column = tl.arange(0, WIDTH)
     row, inside = tl.program_id(0).to(tl.int64), column < size
     x = floats(x_ptr, row // inner * outer_stride + row % inner * inner_stride + column, inside)
-    y = x / tl.sqrt(tl.sum(x * x, 0) / size + EPSILON)
-    if weight_ptr is not None:
-        y = (rounded(y, y_ptr) if ROUND_FIRST else y) * (floats(weight_ptr, column, inside) + OFFSET)
+    y = normed(x, weight_ptr, column, inside, size, y_ptr, EPSILON, OFFSET, ROUND_FIRST)
     tl.store(y_ptr + row * size + column, y, mask=inside)
+
+
+@triton.jit(do_not_specialize=["size"])
+def add_rms_norm_kernel(
+    x_ptr,  # [rows, size]
+    delta_ptr,  # [rows, size]
+    weight_ptr,  # [size], or None
+    delta_weight_ptr,  # [size], or None: delta has no norm of its own
+    sum_ptr,  # [rows, size]
+    y_ptr,  # [rows, size]
+    size,
+    EPSILON: tl.constexpr,
+    DELTA_EPSILON: tl.constexpr,
+    OFFSET: tl.constexpr,
+    ROUND_FIRST: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    column = tl.arange(0, WIDTH)
+    at, inside = tl.program_id(0).to(tl.int64) * size + column, column < size
+    delta = floats(delta_ptr, at, inside)
+    if delta_weight_ptr is not None:
+        delta = normed(delta, delta_weight_ptr, column, inside, size, y_ptr, DELTA_EPSILON, OFFSET, ROUND_FIRST)
+        delta = rounded(delta, y_ptr)
+    x = rounded(floats(x_ptr, at, inside) + delta, y_ptr)
+    tl.store(sum_ptr + at, x, mask=inside)
+    tl.store(y_ptr + at, normed(x, weight_ptr, column, inside, size, y_ptr, EPSILON, OFFSET, ROUND_FIRST), mask=inside)
 
 
 @triton.jit(do_not_specialize=["row_stride", "head_stride", "token_stride", "angle_stride"])
@@ -112,14 +156,44 @@ def rms_norm(
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     inner = x.shape[-2] if x.dim() > 1 else 1
     x = _dense(x.reshape(math.prod(x.shape[:-2]), inner, size))
-    width = triton.next_power_of_2(size)
     with device_guard(x):
         rms_norm_kernel[y.numel() // size,](
-            x, None if weight is None else weight.contiguous(), y, size, inner, *x.stride()[:2],
-            EPSILON=epsilon, OFFSET=offset, ROUND_FIRST=round_first, WIDTH=width,
-            num_warps=min(max(width // 256, 1), 16),
+            x, contiguous(weight), y, size, inner, *x.stride()[:2],
+            EPSILON=epsilon, OFFSET=offset, ROUND_FIRST=round_first, **_of_rows(size),
         )  # fmt: skip
     return y
+
+
+def add_rms_norm(
+    x: torch.Tensor,
+    delta: torch.Tensor,
+    weight: torch.Tensor | None,
+    epsilon: float,
+    offset: float,
+    round_first: bool,
+    delta_weight: torch.Tensor | None,
+    delta_epsilon: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    size = x.shape[-1]
+    _require(delta, tuple(x.shape), x, "delta")
+    for name, own in (("weight", weight), ("delta_weight", delta_weight)):
+        if own is not None:
+            _require(own, (size,), x, name)
+    x = x.contiguous()
+    total, y = torch.empty_like(x), torch.empty_like(x)
+    with device_guard(x):
+        add_rms_norm_kernel[x.numel() // size,](
+            x, delta.contiguous(), contiguous(weight), contiguous(delta_weight), total, y, size,
+            EPSILON=epsilon, DELTA_EPSILON=delta_epsilon, OFFSET=offset, ROUND_FIRST=round_first, **_of_rows(size),
+        )  # fmt: skip
+    return total, y
+
+
+def _of_rows(size: int) -> dict[str, Any]:
+    """How kernels are launched that take a row at once. Both norms add up in the same order, and no product is fused
+    with a sum, so that they have the same bits."""
+    width = triton.next_power_of_2(size)
+    return {"WIDTH": width, "num_warps": min(max(width // 256, 1), 16), "enable_fp_fusion": False}
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -151,5 +225,6 @@ def gated(gate: torch.Tensor, up: torch.Tensor, gelu: bool) -> torch.Tensor:
 
 
 ops.implement("rms_norm_triton", rms_norm)
+ops.implement("add_rms_norm_triton", add_rms_norm)
 ops.implement("rotate_triton", rotate)
 ops.implement("gated_triton", gated)
