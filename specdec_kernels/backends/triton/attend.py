@@ -84,6 +84,53 @@ def extent(seen_ptr, row, tokens, paths, capacity):
     return first.to(tl.int32), last.to(tl.int32), end
 
 
+@triton.jit
+def store_new(
+    k, v, keys, values, slots_ptr, cos_ptr, sin_ptr, q_ptr, angle, k_token, v_token, angle_token, tokens,
+    first_range, last_range,
+    HALF: tl.constexpr, SIZE: tl.constexpr, VALUES: tl.constexpr, WIDTH: tl.constexpr, VALUES_WIDTH: tl.constexpr,
+    SECOND: tl.constexpr,
+):  # fmt: skip
+    """Turns and stores those new keys and values whose slots this worker reads; what no query sees, the first does."""
+    token, d, e = tl.arange(0, TOKENS), tl.arange(0, WIDTH), tl.arange(0, VALUES_WIDTH)
+    slot = tl.load(slots_ptr + token, mask=token < tokens, other=0)
+    number = range_of(slot.to(tl.int32))
+    read = (number >= first_range) & (number <= last_range)
+    owner = tl.where(read, (number - first_range) % tl.num_programs(2), 0)
+    mine = (token < tokens) & (owner == tl.program_id(2))
+    first, second = inside(mine, d, 0, HALF, WIDTH), inside(mine, d, HALF, SIZE, WIDTH)
+    at = (token * k_token)[:, None] + d[None, :]
+    a, b = floats(k, at, first), floats(k, at + HALF, second)
+    if cos_ptr is not None:
+        a, b = turned(a, b, cos_ptr, sin_ptr, angle + token * angle_token, mine, d, q_ptr, HALF, WIDTH, SECOND)
+    to = keys + slot[:, None] * SIZE + d[None, :]
+    tl.store(to, rounded(a, q_ptr), mask=first)
+    tl.store(to + HALF, rounded(b, q_ptr), mask=second)
+    its = inside(mine, e, 0, VALUES, VALUES_WIDTH)
+    value = floats(v, (token * v_token)[:, None] + e[None, :], its)
+    tl.store(values + slot[:, None] * VALUES + e[None, :], value, mask=its)
+
+
+@triton.jit
+def sum_of_parts(
+    parts, sums, first_range, last_range, lines, m, total, r, e, live, VALUES: tl.constexpr, WIDTH: tl.constexpr
+):
+    """The parts of all ranges, in their order. Those of other programs are in no cache but L2."""
+    its = inside(live, e, 0, VALUES, WIDTH)
+    o = tl.zeros([r.shape[0], WIDTH], tl.float32)
+    for number in tl.range(first_range, last_range + 1, loop_unroll_factor=4):
+        line = number * lines + r
+        its_m = tl.load(sums + line * 2, mask=live, other=LOW, cache_modifier=".cg")
+        its_total = tl.load(sums + line * 2 + 1, mask=live, other=0.0, cache_modifier=".cg")
+        its_o = tl.load(parts + line[:, None] * VALUES + e[None, :], mask=its, other=0.0, cache_modifier=".cg")
+        largest = tl.maximum(m, its_m)
+        kept, taken = tl.exp2(m - largest), tl.exp2(its_m - largest)
+        o = o * kept[:, None] + its_o * taken[:, None]
+        total = total * kept + its_total * taken
+        m = largest
+    return tl.where(total[:, None] == 0.0, 0.0, o / total[:, None])
+
+
 @triton.jit(do_not_specialize=["tokens", "paths", "capacity", "ranges"])
 def attend_kernel(
     q_ptr,  # [rows, heads, tokens, SIZE], by strides
@@ -131,52 +178,40 @@ def attend_kernel(
     keys_at = (row * key_heads + key_head) * capacity
     first, last, end = extent(seen_ptr, row, tokens, paths, capacity)
     first_range, last_range = range_of(first), range_of(last)
-
+    keys, values = keys_ptr + keys_at * SIZE, values_ptr + keys_at * VALUES
     if k_ptr is not None:
-        token = tl.arange(0, TOKENS)
-        slot = tl.load(slots_ptr + row * tokens + token, mask=token < tokens, other=0)
-        its_range = range_of(slot.to(tl.int32))
-        reads = (its_range >= first_range) & (its_range <= last_range)
-        owner = tl.where(reads, (its_range - first_range) % workers, 0)
-        mine = (token < tokens) & (owner == worker)
-        its, more = inside(mine, d, 0, HALF, WIDTH), inside(mine, d, HALF, SIZE, WIDTH)
-        at = (row * k_row + key_head * k_head + token * k_token)[:, None] + d[None, :]
-        a, b = floats(k_ptr, at, its), floats(k_ptr, at + HALF, more)
-        if cos_ptr is not None:
-            angle = row * angle_row + token * angle_token
-            a, b = turned(a, b, cos_ptr, sin_ptr, angle, mine, d, q_ptr, HALF, WIDTH, SECOND)
-        to = (keys_at + slot)[:, None] * SIZE + d[None, :]
-        tl.store(keys_ptr + to, rounded(a, q_ptr), mask=its)
-        tl.store(keys_ptr + to + HALF, rounded(b, q_ptr), mask=more)
-        its = inside(mine, e, 0, VALUES, VALUES_WIDTH)
-        at = (row * v_row + key_head * v_head + token * v_token)[:, None] + e[None, :]
-        tl.store(values_ptr + (keys_at + slot)[:, None] * VALUES + e[None, :], floats(v_ptr, at, its), mask=its)
-        tl.debug_barrier()
+        store_new(
+            k_ptr + row * k_row + key_head * k_head, v_ptr + row * v_row + key_head * v_head, keys, values,
+            slots_ptr + row * tokens, cos_ptr, sin_ptr, q_ptr, row * angle_row, k_token, v_token, angle_token, tokens,
+            first_range, last_range, HALF, SIZE, VALUES, WIDTH, VALUES_WIDTH, SECOND,
+        )  # fmt: skip
+        tl.debug_barrier()  # other threads read them
 
     # Line r of the tile is the query of head r % HEADS of token r // HEADS.
     r = tl.arange(0, ROWS)
     of_token, head = r // HEADS, key_head * GROUP + of_group + r % HEADS
     live = (of_token < tokens) & (of_group + r % HEADS < GROUP)
     its, more = inside(live, d, 0, HALF, WIDTH), inside(live, d, HALF, SIZE, WIDTH)
-    at = (row * q_row + head * q_head + of_token * q_token)[:, None] + d[None, :]
-    a, b = floats(q_ptr, at, its), floats(q_ptr, at + HALF, more)
+    query = (row * q_row + head * q_head + of_token * q_token)[:, None] + d[None, :]
+    a, b = floats(q_ptr, query, its), floats(q_ptr, query + HALF, more)
     if cos_ptr is not None:
         angle = row * angle_row + of_token * angle_token
         a, b = turned(a, b, cos_ptr, sin_ptr, angle, live, d, q_ptr, HALF, WIDTH, SECOND)
     a, b = a.to(dtype), b.to(dtype)
-    at = seen_ptr + (row * tokens + of_token) * (2 + paths)
-    begins = tl.load(at, mask=live, other=0)
-    ends = tl.load(at + 1, mask=live, other=0)
+    seen = seen_ptr + (row * tokens + of_token) * (2 + paths)
+    begins = tl.minimum(tl.maximum(tl.load(seen, mask=live, other=0), 0), capacity).to(tl.int32)
+    ends = tl.minimum(tl.load(seen + 1, mask=live, other=0), capacity).to(tl.int32)
     path = tl.zeros([ROWS], tl.int64)  # bit i: the query sees slot end + i, too
     if PATHS:
         for i in range(paths):
-            place = tl.load(at + 2 + i, mask=live, other=-1) - end
-            near = (place >= 0) & (place < 64)
-            path |= tl.where(near, tl.full([], 1, tl.int64) << tl.where(near, place, 0), 0)
+            bit = tl.load(seen + 2 + i, mask=live, other=-1) - end
+            known = (bit >= 0) & (bit < 64)
+            path |= tl.where(known, tl.full([], 1, tl.int64) << tl.where(known, bit, 0), 0)
 
     n = tl.arange(0, BLOCK)
-    parts_at = (row * groups + group) * ranges
     lines = tokens * HEADS
+    parts = parts_ptr + (row * groups + group) * ranges * lines * VALUES
+    sums = sums_ptr + (row * groups + group) * ranges * lines * 2
     for number in range(first_range + worker, last_range + 1, workers):
         m, total = tl.full([ROWS], LOW, tl.float32), tl.zeros([ROWS], tl.float32)
         o = tl.zeros([ROWS, VALUES_WIDTH], tl.float32)
@@ -185,9 +220,9 @@ def attend_kernel(
         for begin in tl.range(tl.maximum(first_slot(number), first // BLOCK * BLOCK), stop, BLOCK, num_stages=STAGES):
             slot = begin + n
             there = (slot >= first) & (slot < stop)
-            at = (keys_at + slot)[:, None] * SIZE + d[None, :]
-            ka = tl.load(keys_ptr + at, mask=inside(there, d, 0, HALF, WIDTH), other=0.0).to(dtype)
-            kb = tl.load(keys_ptr + at + HALF, mask=inside(there, d, HALF, SIZE, WIDTH), other=0.0).to(dtype)
+            k = keys + slot[:, None] * SIZE + d[None, :]
+            ka = tl.load(k, mask=inside(there, d, 0, HALF, WIDTH), other=0.0).to(dtype)
+            kb = tl.load(k + HALF, mask=inside(there, d, HALF, SIZE, WIDTH), other=0.0).to(dtype)
             score = tl.dot(a, tl.trans(ka), input_precision="ieee")
             score = tl.dot(b, tl.trans(kb), score, input_precision="ieee")
             if CAP > 0.0:
@@ -205,40 +240,28 @@ def attend_kernel(
             p = tl.where(sees, tl.exp2(score - largest[:, None]), 0.0)
             kept = tl.exp2(m - largest)
             total = total * kept + tl.sum(p, 1)
-            at = (keys_at + slot)[:, None] * VALUES + e[None, :]
-            v = tl.load(values_ptr + at, mask=inside(there, e, 0, VALUES, VALUES_WIDTH), other=0.0).to(dtype)
+            v = tl.load(
+                values + slot[:, None] * VALUES + e[None, :], mask=inside(there, e, 0, VALUES, VALUES_WIDTH), other=0.0
+            ).to(dtype)
             o = tl.dot(p.to(dtype), v, o * kept[:, None], input_precision="ieee")
             m = largest
-        place = (parts_at + number) * lines + r
-        its = r < lines
-        tl.store(parts_ptr + place[:, None] * VALUES + e[None, :], o, mask=inside(its, e, 0, VALUES, VALUES_WIDTH))
-        tl.store(sums_ptr + place * 2, m, mask=its)
-        tl.store(sums_ptr + place * 2 + 1, total, mask=its)
+        line, stored = number * lines + r, r < lines
+        part = parts + line[:, None] * VALUES + e[None, :]
+        tl.store(part, o, mask=inside(stored, e, 0, VALUES, VALUES_WIDTH))
+        tl.store(sums + line * 2, m, mask=stored)
+        tl.store(sums + line * 2 + 1, total, mask=stored)
 
     tl.debug_barrier()  # all threads have stored their parts
     count = counter_ptr + row * groups + group
     if tl.atomic_add(count, 1, sem="acq_rel", scope="gpu") == workers - 1:
         tl.store(count, 0)
-        its = inside(live, e, 0, VALUES, VALUES_WIDTH)
-        o = tl.zeros([ROWS, VALUES_WIDTH], tl.float32)
         if sinks_ptr is not None:
             m, total = floats(sinks_ptr, head, live) * LOG2E, tl.full([ROWS], 1.0, tl.float32)
         else:
             m, total = tl.full([ROWS], LOW, tl.float32), tl.zeros([ROWS], tl.float32)
-        # Parts of other programs are in no cache but L2.
-        for number in tl.range(first_range, last_range + 1, loop_unroll_factor=4):
-            place = (parts_at + number) * lines + r
-            its_m = tl.load(sums_ptr + place * 2, mask=live, other=LOW, cache_modifier=".cg")
-            its_total = tl.load(sums_ptr + place * 2 + 1, mask=live, other=0.0, cache_modifier=".cg")
-            its_o = tl.load(parts_ptr + place[:, None] * VALUES + e[None, :], mask=its, other=0.0, cache_modifier=".cg")
-            largest = tl.maximum(m, its_m)
-            kept, taken = tl.exp2(m - largest), tl.exp2(its_m - largest)
-            o = o * kept[:, None] + its_o * taken[:, None]
-            total = total * kept + its_total * taken
-            m = largest
-        y = tl.where(total[:, None] == 0.0, 0.0, o / total[:, None])
-        at = ((row * tokens + of_token) * key_heads * GROUP + head)[:, None] * VALUES + e[None, :]
-        tl.store(y_ptr + at, y, mask=its)
+        y = sum_of_parts(parts, sums, first_range, last_range, lines, m, total, r, e, live, VALUES, VALUES_WIDTH)
+        to = ((row * tokens + of_token) * key_heads * GROUP + head)[:, None] * VALUES + e[None, :]
+        tl.store(y_ptr + to, y, mask=inside(live, e, 0, VALUES, VALUES_WIDTH))
 
 
 def _range_of(slot: int) -> int:
