@@ -62,7 +62,7 @@ def store_and_attend(
     v: torch.Tensor | None,
     keys: torch.Tensor,
     values: torch.Tensor,
-    slots: torch.Tensor,
+    slots: torch.Tensor | None,
     seen: torch.Tensor,
     *,
     angles: tuple[torch.Tensor, torch.Tensor] | None = None,
@@ -80,7 +80,8 @@ def store_and_attend(
 
     Args:
         q: [n, H, T, D] float32, bfloat16 or float16, T <= 8.
-        k, v: [n, H_kv, T, D] and [n, H_kv, T, D_v] as ``q``, the new tokens'; None, both: they are stored already.
+        k, v: [n, H_kv, T, D] and [n, H_kv, T, D_v] as ``q``, the new tokens'; None, both, and
+            ``slots``: they are stored already.
         keys, values: [n, H_kv, S, D] and [n, H_kv, S, D_v], contiguous, of floats as wide as those of ``q`` or
             narrower; they are written.
         slots: [n, T] int64 in [0, S), to which the new tokens go.
@@ -130,8 +131,10 @@ def _check(q, k, v, keys, values, slots, seen, angles, sinks, counter) -> None:
     key_heads, slots_of_row, value_size = *keys.shape[1:3], values.shape[3]
     if key_heads == 0 or heads % key_heads:
         raise ValueError(f"keys: got {key_heads} heads, allowed: a divisor of the {heads} of q")
-    if (k is None) != (v is None):
-        raise ValueError(f"v: got {'None' if v is None else 'a tensor'}, allowed: None where k is, and only there")
+    for name, given in (("v", v), ("slots", slots)):
+        if (k is None) != (given is None):
+            shown = "None" if given is None else "a tensor"
+            raise ValueError(f"{name}: got {shown}, allowed: None where k is, and only there")
     narrower = (q.dtype, *(d for d in (torch.float32, torch.bfloat16, torch.float16) if d.itemsize < q.itemsize))
     expected: list[tuple[str, torch.Tensor | None, tuple[tuple[int, ...], ...], tuple[torch.dtype, ...]]] = [
         ("keys", keys, ((rows, key_heads, slots_of_row, size),), narrower),

@@ -194,7 +194,7 @@ for _name in ("attend", "attend_reference"):
 # The same over keys and values [n, H_kv, S, ...] to which k [n, H_kv, T, D] and v [n, H_kv, T, D_v] are written first.
 for _name in ("store_and_attend_reference", "store_and_attend_triton"):
     _library.define(
-        f"{_name}(Tensor q, Tensor? k, Tensor? v, Tensor(a!) keys, Tensor(b!) values, Tensor slots, Tensor seen,"
+        f"{_name}(Tensor q, Tensor? k, Tensor? v, Tensor(a!) keys, Tensor(b!) values, Tensor? slots, Tensor seen,"
         " Tensor? cos, Tensor? sin, Tensor? sinks, Tensor(c!)? counter, float scale, float cap) -> Tensor",
         tags=(torch.Tag.pt2_compliant_tag,),
     )

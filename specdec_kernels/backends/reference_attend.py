@@ -51,7 +51,7 @@ def store_and_attend(
     v: torch.Tensor | None,
     keys: torch.Tensor,
     values: torch.Tensor,
-    slots: torch.Tensor,
+    slots: torch.Tensor | None,
     seen: torch.Tensor,
     cos: torch.Tensor | None,
     sin: torch.Tensor | None,
@@ -62,7 +62,7 @@ def store_and_attend(
 ) -> torch.Tensor:
     if cos is not None and sin is not None:
         q, k = rotate(q, cos, sin), None if k is None else rotate(k, cos, sin)
-    if k is not None and v is not None:
+    if k is not None and v is not None and slots is not None:
         row = torch.arange(len(slots), device=slots.device)[:, None]
         for stored, new in ((keys, k), (values, v)):
             stored[row, :, slots] = new.transpose(1, 2).to(stored.dtype)

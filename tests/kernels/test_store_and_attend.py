@@ -181,7 +181,7 @@ def test_it_is_attention(name, backend, dtype):
 def test_what_is_stored_already(backend):
     """As of layers that read the keys of another one: q alone is turned."""
     of = case()
-    given = {**of.given, "k": None, "v": None}
+    given = {**of.given, "k": None, "v": None, "slots": None}
     y, keys, values = of._replace(given=given).run(backend)
     assert torch.equal(keys, of.keys) and torch.equal(values, of.values)
     exact, *_ = expected(of._replace(given=given))
@@ -312,6 +312,7 @@ def test_large_scores():
         ({"softcap": 0.0}, "softcap: got 0.0, allowed: > 0, or None"),
         ({"q": torch.zeros(2, 4, 3, 16, dtype=torch.float64)}, "q: got .*float64.*, allowed: .* of float32, bfloat16"),
         ({"q": torch.zeros(2, 3, 3, 16)}, "keys: got 2 heads, allowed: a divisor of the 3 of q"),
+        ({"k": None, "v": None}, "slots: got a tensor, allowed: None where k is, and only there"),
         ({"k": None}, "v: got a tensor, allowed: None where k is, and only there"),
         ({"k": torch.zeros(2, 2, 2, 16)}, r"k: got \[2, 2, 2, 16\] of float32 .*, allowed: \[2, 2, 3, 16\] of float32"),
         ({"v": torch.zeros(2, 2, 3, 16).half()}, "v: got .* of float16"),

@@ -157,7 +157,7 @@ def test_choices(monkeypatch):
     """Flex where it pays, on a GPU; there, too, an unusual model has its own."""
     model = tiny_model()
     assert choose(model) == choose(model, "native") == "native" and choose(model, "flex") == "flex"
-    with pytest.raises(ValueError, match="attention: got 'sdpa', allowed: 'auto' or 'model' or 'flex' or 'native'"):
+    with pytest.raises(ValueError, match="attention: got 'sdpa', allowed: 'auto' or 'model' or 'flex' or 'native' or 'fused'"):
         choose(model, "sdpa")
     with monkeypatch.context() as patch:
         patch.setattr(attention, "has_native", lambda: False)

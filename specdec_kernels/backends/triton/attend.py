@@ -128,7 +128,7 @@ def sum_of_parts(
         o = o * kept[:, None] + its_o * taken[:, None]
         total = total * kept + its_total * taken
         m = largest
-    return tl.where(total[:, None] == 0.0, 0.0, o / total[:, None])
+    return o / tl.where(total == 0.0, 1.0, total)[:, None]  # what sees nothing is 0
 
 
 @triton.jit(do_not_specialize=["tokens", "paths", "capacity", "ranges"])
@@ -277,7 +277,7 @@ def store_and_attend(
     v: torch.Tensor | None,
     keys: torch.Tensor,
     values: torch.Tensor,
-    slots: torch.Tensor,
+    slots: torch.Tensor | None,
     seen: torch.Tensor,
     cos: torch.Tensor | None,
     sin: torch.Tensor | None,
@@ -306,7 +306,7 @@ def store_and_attend(
     q, k, v = (x if x is None or x.stride(3) == 1 else x.contiguous() for x in (q, k, v))
     with device_guard(q):
         attend_kernel[rows, groups, workers](
-            q, k, v, keys, values, slots.contiguous(), seen.contiguous(), contiguous(cos), contiguous(sin), sinks, y,
+            q, k, v, keys, values, contiguous(slots), seen.contiguous(), contiguous(cos), contiguous(sin), sinks, y,
             parts, sums, counter, *_strides(q), *_strides(k), *_strides(v),
             0 if cos is None or cos.shape[0] == 1 else cos.shape[1] * cos.shape[2], 0 if cos is None else cos.shape[2],
             tokens, seen.shape[2] - 2, capacity, ranges,
