@@ -300,7 +300,7 @@ def choose(model: PreTrainedModel, requested: str = "auto") -> str:
         return "model"
     config, on_cpu = model.config.get_text_config(decoder=True), model.device.type == "cpu"
     # On a CPU, compiled flex attention is correct, but slower than the model's own, and each shape takes seconds.
-    wanted = requested if requested != "auto" else "native" if on_cpu else "fused"
+    wanted = requested if requested != "auto" else "native" if on_cpu else "fused" if has_fused(model.device.type) else "flex"
     lacks = _lacks(model)
     if wanted == "flex" and not lacks and has_sinks(model):
         lacks = "which has attention sinks"
