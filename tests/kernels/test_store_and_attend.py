@@ -210,11 +210,19 @@ def products_by_row(monkeypatch):
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [{}, {"heads": (6, 2), "window": 130}, {"sinks": True, "softcap": 2.0}])
-def test_bits_do_not_depend_on_how_tokens_are_fed(products_by_row, shape, dtype):
+FED = {
+    "a chain": ({}, torch.float32),
+    "of half precision": ({}, torch.float16),
+    "a group of three": ({"heads": (3, 1), "window": 130}, torch.float32),
+    "sinks": ({"sinks": True, "softcap": 2.0}, torch.float32),
+}
+
+
+@pytest.mark.parametrize("name", FED)
+def test_bits_do_not_depend_on_how_tokens_are_fed(products_by_row, name):
     """One by one or together, whichever come before them; beside which rows, and in how many slots."""
-    of = case(tokens=8, lengths=(3, 150, 125), capacity=160, dtype=dtype, **shape)
+    shape, dtype = FED[name]
+    of = case(**{"tokens": 8, "lengths": (3, 125), "capacity": 140, "heads": (2, 1), "dtype": dtype, **shape})
     together, keys, values = of.run()
     alone, own = [], of
     for i in range(8):
@@ -223,10 +231,10 @@ def test_bits_do_not_depend_on_how_tokens_are_fed(products_by_row, shape, dtype)
         alone.append(y)
     assert torch.equal(torch.cat(alone, 1), together)
     assert torch.equal(own.keys, keys) and torch.equal(own.values, values)
-    for count in range(2, 8):
+    for count in (3, 7):
         assert torch.equal(of.tokens(0, count).run()[0], together[:, :count])
-    assert torch.equal(of.rows(1).run()[0], together[1:2])
-    assert torch.equal(of.rows(2, 0, 1, 1).run()[0], together[[2, 0, 1, 1]])
+    assert torch.equal(of.rows(1).run()[0], together[1:])
+    assert torch.equal(of.rows(1, 0, 1).run()[0], together[[1, 0, 1]])
     more = [torch.cat((x, x), 2) for x in (of.keys, of.values)]
     assert torch.equal(of._replace(keys=more[0], values=more[1]).run()[0], together)
 

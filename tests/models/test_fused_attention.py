@@ -192,18 +192,20 @@ def test_gradients_are_flex_attentions(calls, monkeypatch):
     assert cached._fuses(2, None) and not calls
 
 
-def test_texts_are_the_same(calls, monkeypatch):
+@pytest.mark.parametrize("length", [3, pytest.param(9, marks=pytest.mark.nightly)])
+def test_texts_are_the_same(length, calls, monkeypatch):
     """The whole loop, target and draft, chains and plain decoding."""
-    target, draft = tiny_model("llama", layers=2), tiny_model("llama", seed=1)
+    target, draft = tiny_model("llama", layers=1), tiny_model("llama", layers=1, seed=1)
     ids = prompts(2, 5, 9)
 
     def text(num_drafts: int) -> list:
-        return SpeculativeDecoder(target, draft, num_drafts).generate(ids, max_new_tokens=6, eos_token_id=[]).tokens
+        decoder = SpeculativeDecoder(target, draft, num_drafts)
+        return decoder.generate(ids, max_new_tokens=length, eos_token_id=[]).tokens
 
-    expected = text(3)
+    expected = text(2)
     assert not calls
     monkeypatch.setattr("specdec.models.cached_model.choose", lambda model, requested: choose(model, "fused"))
-    assert text(3) == expected and {tokens for tokens, *_ in calls} >= {1, 2, 4}
+    assert text(2) == expected and {tokens for tokens, *_ in calls} >= {1, 2, 3}
     assert text(0) == expected
 
 

@@ -23,8 +23,10 @@ SLOTS = tl.constexpr(128)  # of the shortest ranges; there are 16 of these, then
 LOG2E = tl.constexpr(1.4426950408889634)
 LOW = tl.constexpr(-1e30)  # the score of what is not seen; infinities would become NaN
 _HEADS = 8  # most query heads of a program
-_NUMBERS = 8192  # most of a program's results: of its rows and a value's numbers
-_TILE = 16384  # bytes of the keys that a program reads at once
+# By bytes of a number: most of a program's results, of its lines and a value's numbers, and of the keys that it reads at
+# once. More of float32, whose products are not those of tensor cores, would not fit in registers.
+_RESULTS = {2: 8192, 4: 2048}
+_KEYS = {2: 8192, 4: 2048}
 _WORKERS = 256  # of all rows and key heads, if there are ranges for them
 _LEAST_WORKERS = 4  # of a row
 
@@ -290,13 +292,13 @@ def store_and_attend(
     key_heads, capacity, value_size = keys.shape[1], keys.shape[2], values.shape[3]
     group = heads // key_heads
     values_width = max(triton.next_power_of_2(value_size), 16)
-    of_program = max(min(group, _HEADS, _NUMBERS // TOKENS.value // values_width), 1)
+    of_program = max(min(group, _HEADS, _RESULTS[q.itemsize] // TOKENS.value // values_width), 1)
     groups = key_heads * triton.cdiv(group, of_program)
     lines = triton.next_power_of_2(TOKENS.value * of_program)
     ranges = _range_of(capacity - 1) + 1
     workers = min(max(_WORKERS // max(rows * groups, 1), _LEAST_WORKERS), ranges)
     width = max(triton.next_power_of_2((size + 1) // 2), 16)
-    block = min(max(_TILE // (2 * width * q.element_size()), 16), 64)
+    block = min(max(_KEYS[q.itemsize] // (2 * width), 16), 64)
     y = q.new_empty(rows, tokens, heads, value_size)
     if y.numel() == 0:
         return y
@@ -312,7 +314,8 @@ def store_and_attend(
             tokens, seen.shape[2] - 2, capacity, ranges,
             SCALE=scale, CAP=cap, GROUP=group, HEADS=of_program, SIZE=size, VALUES=value_size,
             SECOND=size // 2 if cos is not None and cos.shape[2] == size else 0, PATHS=seen.shape[2] > 2, ROWS=lines,
-            WIDTH=width, VALUES_WIDTH=values_width, BLOCK=block, STAGES=3, num_warps=4,
+            WIDTH=width, VALUES_WIDTH=values_width, BLOCK=block, STAGES=3,
+            num_warps=8 if lines * values_width > 4096 else 4,
             # A product that is fused with a sum would not be rounded.
             enable_fp_fusion=q.dtype != torch.float32 or cos is None,
         )  # fmt: skip
