@@ -104,6 +104,7 @@ def store_and_attend(
 
     Example:
         >>> import torch
+        >>> from specdec_kernels import store_and_attend
         >>> keys, values = torch.zeros(1, 1, 16, 4), torch.zeros(1, 1, 16, 4)
         >>> q, k, v = torch.zeros(1, 2, 1, 4), torch.ones(1, 1, 1, 4), torch.full((1, 1, 1, 4), 3.0)
         >>> slots, seen = torch.tensor([[5]]), torch.tensor([[[4, 6]]])

@@ -37,7 +37,9 @@ def test_doctor_counts_a_models_native_parts(tmp_path):
     shown = run("doctor", save(tmp_path / "model", 0)).stdout
     assert "natively on a CPU" in shown and re.search(r"^ +attention +native *$", shown, re.MULTILINE)
     assert json.loads(run("doctor", tmp_path / "model", "--json").stdout)["native_parts"] == {
-        "linear layers": "8 of float32", "attention": "native", "norms": "3", "angles of positions": "1",
+        "linear layers": "8 of float32", "attention": "native",
+        "attention on a GPU": "its own, of a model whose heads have 8 numbers, and the kernel at least 16",
+        "norms": "3", "angles of positions": "1",
         "gated layers": "1", "forwards": "replayed",
     }  # fmt: skip
     assert "Invalid value for MODEL: there is no folder" in refused("doctor", tmp_path / "nothing")

@@ -34,7 +34,13 @@ KERNELS = {
     "decide_tree_kernel", "first_children_kernel", "decide_children_kernel", "conv_window_kernel", "delta_step_kernel",
     "ssd_step_kernel", "store_kernel",
 }  # fmt: skip
-OTHERS = {"compact_kernel", "rms_norm_kernel", "rotate_kernel", "gated_kernel"}  # launched as Triton sees fit
+OTHERS = {
+    "attend_kernel",
+    "compact_kernel",
+    "rms_norm_kernel",
+    "rotate_kernel",
+    "gated_kernel",
+}  # launched as Triton sees fit
 INF = float("inf")
 
 

@@ -198,7 +198,7 @@ def compile_attend(few: bool) -> None:
         attend(32, 8, 128, dtype, tree)
         attend(64, 8, 64, dtype, tree[..., :2], angles=32)
         attend(16, 8, 256, dtype, tree[..., :2], cap=50.0)
-        if not few:
+        if not few and dtype == torch.bfloat16:
             attend(32, 8, 64, dtype, tree[..., :2])
             attend(96, 8, 128, dtype, tree[..., :2])
             attend(16, 2, 256, dtype, tree)

@@ -300,7 +300,15 @@ def choose(model: PreTrainedModel, requested: str = "auto") -> str:
         return "model"
     config, on_cpu = model.config.get_text_config(decoder=True), model.device.type == "cpu"
     # On a CPU, compiled flex attention is correct, but slower than the model's own, and each shape takes seconds.
-    wanted = requested if requested != "auto" else "native" if on_cpu else "fused" if has_fused(model.device.type) else "flex"
+    wanted = (
+        requested
+        if requested != "auto"
+        else "native"
+        if on_cpu
+        else "fused"
+        if has_fused(model.device.type)
+        else "flex"
+    )
     lacks = _lacks(model)
     if wanted == "flex" and not lacks and has_sinks(model):
         lacks = "which has attention sinks"
@@ -331,7 +339,8 @@ def has_fused(device_type: str) -> bool:
     return any((b["backend"], b["device"], b["reason"]) == ("triton", device_type, None) for b in backends)
 
 
-def _lacks(model: PreTrainedModel) -> str | None:
+def why_its_own(model: PreTrainedModel, device_type: str) -> str | None:
+    """Why a model keeps its own attention on such a device, whatever else is there; None: it need not."""
     config = model.config.get_text_config(decoder=True)
     if not (model._supports_attention_backend and model._supports_flex_attn):
         return "which by its class takes no BlockMask, or no attention function"
@@ -341,12 +350,15 @@ def _lacks(model: PreTrainedModel) -> str | None:
         return "whose scores are soft-capped, but not by its own sdpa"  # sdpa of transformers 5.17 ignores soft-capping
     if any("forward" in vars(module) for module in _copies(model)):
         return "of which a forward was replaced (by torch.compile, or hooks)"  # a copy would run the original's
-    if model.device.type == "cuda":
-        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        if size < 16:
-            return f"whose heads have {size} numbers, and the kernel at least 16"
-        if not has_triton():
-            return "where Triton does not work"
-    elif model.device.type != "cpu":
-        return f"on {model.device.type!r}, where it is untested"
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    if device_type == "cuda" and size < 16:
+        return f"whose heads have {size} numbers, and the kernel at least 16"
     return None
+
+
+def _lacks(model: PreTrainedModel) -> str | None:
+    if lacks := why_its_own(model, model.device.type):
+        return lacks
+    if model.device.type == "cuda":
+        return None if has_triton() else "where Triton does not work"
+    return None if model.device.type == "cpu" else f"on {model.device.type!r}, where it is untested"

@@ -135,7 +135,7 @@ class StaticKVCache(Cache):
         Args:
             keep: these tokens are never rolled back, as those of a prompt.
             tree: which tokens they follow, if they are no chain.
-            defers: the forward's attention stores them (:mod:`.deferred`).
+            defers: the forward's attention stores them itself.
         """
         self._writer.set(slots, visible, first_row, defers)
         if self.recurrent:

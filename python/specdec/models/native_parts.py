@@ -58,7 +58,7 @@ def with_native_parts(model: M, defers: bool = False) -> M:
     is on another device. The model is not changed; see :func:`.copied_modules.with_modules`.
 
     Args:
-        defers: rotations of few tokens are left to attention (:mod:`.deferred`).
+        defers: rotations of few tokens are left to attention (``deferred.py``).
     """
     # Not all of these have weights, which would say where they are.
     devices = {parameter.device.type for parameter in model.parameters()}

@@ -23,9 +23,9 @@ SLOTS = tl.constexpr(128)  # of the shortest ranges; there are 16 of these, then
 LOG2E = tl.constexpr(1.4426950408889634)
 LOW = tl.constexpr(-1e30)  # the score of what is not seen; infinities would become NaN
 _HEADS = 8  # most query heads of a program
-# By bytes of a number: most of a program's results, of its lines and a value's numbers, and of the keys that it reads at
-# once. More of float32, whose products are not those of tensor cores, would not fit in registers.
-_RESULTS = {2: 8192, 4: 2048}
+# By bytes of a number: most of a program's results, of its lines and a value's numbers, and of the keys that it reads
+# at once. More of float32, whose products are not those of tensor cores, would not fit in registers.
+_RESULTS = {2: 8192, 4: 1024}
 _KEYS = {2: 8192, 4: 2048}
 _WORKERS = 256  # of all rows and key heads, if there are ranges for them
 _LEAST_WORKERS = 4  # of a row
