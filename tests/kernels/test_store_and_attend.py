@@ -170,6 +170,33 @@ CASES = {
 }  # fmt: skip
 
 
+# Of every part of the kernel one; the interpreter runs most of the others nightly.
+SMALL = {
+    "a chain": {"lengths": (3, 126)},
+    "a window": {"lengths": (3, 126), "window": 3},
+    "a tree": {"lengths": (126,), "tokens": 5, "tree": (0, 0, 1, 3)},
+    "sinks": {"lengths": (9,), "sinks": True, "angles": "half"},
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_small_cases(name):
+    assert_right(case(**{"heads": (2, 1), "tokens": 3, "capacity": 140, **SMALL[name]}), "triton")
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="there the order is the device's")
+def test_workers_in_another_order(monkeypatch):
+    """A worker reads no key that another one stores, and the one that ends last adds the parts, whichever it is."""
+    from triton.runtime import interpreter
+
+    of = case(lengths=(125,), tokens=6, heads=(2, 1), capacity=140)
+    expected, set_grid_idx = of.run(), interpreter.interpreter_builder.set_grid_idx
+    monkeypatch.setattr(
+        interpreter.interpreter_builder, "set_grid_idx", lambda x, y, z: set_grid_idx(x, y, 1 - z), raising=False
+    )
+    assert all(map(torch.equal, of.run(), expected))
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", CASES)

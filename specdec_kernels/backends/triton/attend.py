@@ -314,7 +314,7 @@ def store_and_attend(
             tokens, seen.shape[2] - 2, capacity, ranges,
             SCALE=scale, CAP=cap, GROUP=group, HEADS=of_program, SIZE=size, VALUES=value_size,
             SECOND=size // 2 if cos is not None and cos.shape[2] == size else 0, PATHS=seen.shape[2] > 2, ROWS=lines,
-            WIDTH=width, VALUES_WIDTH=values_width, BLOCK=block, STAGES=3,
+            WIDTH=width, VALUES_WIDTH=values_width, BLOCK=block, STAGES=3 if q.itemsize == 2 else 2,
             num_warps=8 if lines * values_width > 4096 else 4,
             # A product that is fused with a sum would not be rounded.
             enable_fp_fusion=q.dtype != torch.float32 or cos is None,
