@@ -142,11 +142,9 @@ def _deferring(rotary: Callable[..., Any], function: Callable[..., Any]) -> Call
     """Returns ``rotary``, which computes ``function``, or what leaves it to attention where that can do it."""
 
     def deferring(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *args: Any, **kwargs: Any):
-        plain = not args and not kwargs and q.dim() == 4 and cos.dim() == 3 and not torch.is_grad_enabled()
-        few = (
-            plain and q.shape[2] == k.shape[2] <= MOST_ATTENDING and cos.shape[-1] * 2 in (q.shape[-1], 2 * q.shape[-1])
-        )
-        same = len({x.dtype for x in (q, k, cos, sin)}) == 1
+        plain = not args and not kwargs and type(q) is type(k) is torch.Tensor and not torch.is_grad_enabled()
+        few = plain and q.dim() == 4 and cos.dim() == 3 and q.shape[2] == k.shape[2] <= MOST_ATTENDING
+        same = len({x.dtype for x in (q, k, cos, sin)}) == 1 and cos.shape[-1] in (q.shape[-1], q.shape[-1] / 2)
         if not few or not same or not _rotates(function, by_halves=cos.shape[-1] < q.shape[-1]):
             return rotary(q, k, cos, sin, *args, **kwargs)
         return deferred_rotation(rotary, q, k, cos, sin)
