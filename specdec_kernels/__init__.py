@@ -2,7 +2,7 @@
 own. Knows nothing of models."""
 
 from .api import check_drafts, draft_step, speculative_step
-from .attend_api import attend
+from .attend_api import attend, store_and_attend
 from .build import build_info
 from .elementwise_api import add_rms_norm, gated, rms_norm, rope_angles, rotate
 from .linear_api import linear, linears
@@ -13,6 +13,7 @@ from .recurrent_api import DeltaState, Feed, SsdState, conv_window, delta_step, 
 from .threads import native_threads
 from .tree_api import draft_children, verify_tree
 from .types import (
+    MOST_ATTENDING,
     Backend,
     DraftChildren,
     DraftStep,
@@ -27,6 +28,7 @@ from .types import (
 )
 
 __all__ = [
+    "MOST_ATTENDING",
     "Backend",
     "DeltaState",
     "DraftChildren",
@@ -65,6 +67,7 @@ __all__ = [
     "rows_of_blocks",
     "speculative_step",
     "ssd_step",
+    "store_and_attend",
     "verify_tree",
 ]
 __version__ = "0.1.0"

@@ -184,15 +184,24 @@ _fake(
     lambda x, weights, *rest: [x.new_empty((*x.shape[:-1], weight.shape[0])) for weight in weights],
 )
 
-# q [n, H, T, D], k [n, H_kv, S, D], v [n, H_kv, S, D_v], seen [n, T, 2 + P] -> [n, T, H, D_v]. Native code alone.
-_library.define(
-    "attend(Tensor q, Tensor k, Tensor v, Tensor seen, float scale, float cap, Tensor? sinks) -> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
-_fake(
-    "attend",
-    lambda q, k, v, *rest: q.new_empty((q.shape[0], q.shape[2], q.shape[1], v.shape[3])),
-)
+# q [n, H, T, D], k [n, H_kv, S, D], v [n, H_kv, S, D_v], seen [n, T, 2 + P] -> [n, T, H, D_v].
+for _name in ("attend", "attend_reference"):
+    _library.define(
+        f"{_name}(Tensor q, Tensor k, Tensor v, Tensor seen, float scale, float cap, Tensor? sinks) -> Tensor",
+        tags=(torch.Tag.pt2_compliant_tag,),
+    )
+    _fake(_name, lambda q, k, v, *rest: q.new_empty((q.shape[0], q.shape[2], q.shape[1], v.shape[3])))
+# The same over keys and values [n, H_kv, S, ...] to which k [n, H_kv, T, D] and v [n, H_kv, T, D_v] are written first.
+for _name in ("store_and_attend_reference", "store_and_attend_triton"):
+    _library.define(
+        f"{_name}(Tensor q, Tensor? k, Tensor? v, Tensor(a!) keys, Tensor(b!) values, Tensor? slots, Tensor seen,"
+        " Tensor? cos, Tensor? sin, Tensor? sinks, Tensor(c!)? counter, float scale, float cap) -> Tensor",
+        tags=(torch.Tag.pt2_compliant_tag,),
+    )
+    _fake(
+        _name,
+        lambda q, k, v, keys, values, *rest: q.new_empty((q.shape[0], q.shape[2], q.shape[1], values.shape[3])),
+    )
 
 
 def _as_first(x: torch.Tensor, *others: object) -> torch.Tensor:

@@ -147,6 +147,7 @@ _LIMITS = {
 }
 
 
+MOST_ATTENDING = 8  # new tokens of a row that ``store_and_attend`` takes in one launch
 TABLE_PADDING = 2**62  # in TokenTable.ids, where there is no token
 MAX_WIDTH = 1024  # the most children of one node that ``draft_children`` draws
 

@@ -78,7 +78,12 @@ def _loaded(stem: str, backend: str, device_type: str) -> str:
     match backend:
         case Backend.REFERENCE:
             survive_forks()
-            from . import reference, reference_recurrent, reference_tree  # noqa: F401  register the operations
+            from . import (  # noqa: F401  register the operations
+                reference,
+                reference_attend,
+                reference_recurrent,
+                reference_tree,
+            )
 
             return "_reference"
         case Backend.TRITON:

@@ -43,7 +43,9 @@ def test_doctor_counts_a_models_native_parts(tmp_path):
     assert "natively on a CPU" in shown and re.search(r"^ +attention +native *$", shown, re.MULTILINE)
     assert json.loads(run("doctor", tmp_path / "model", "--json").stdout)["native_parts"] == {
         "linear layers": "8 of float32", "layers computed together": "1 of 3 layers, 1 of 2 layers",
-        "attention": "native", "norms": "3", "angles of positions": "1",
+        "attention": "native",
+        "attention on a GPU": "its own, of a model whose heads have 8 numbers, and the kernel at least 16",
+        "norms": "3", "angles of positions": "1",
         "gated layers": "1", "decoder layers": "1 on a GPU, none on a CPU", "forwards": "replayed",
     }  # fmt: skip
     assert "Invalid value for MODEL: there is no folder" in refused("doctor", tmp_path / "nothing")

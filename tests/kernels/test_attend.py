@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specdec_kernels import attend
-from specdec_kernels.attend_api import mask_of
+from specdec_kernels.backends.reference_attend import mask_of
 from specdec_kernels.ops import handle
 
 # Heads, heads of keys, numbers of keys and of values.

@@ -35,6 +35,7 @@ KERNELS = {
     "ssd_step_kernel", "store_kernel",
 }  # fmt: skip
 OTHERS = {
+    "attend_kernel",
     "compact_kernel",
     "rms_norm_kernel",
     "add_rms_norm_kernel",

@@ -154,10 +154,11 @@ def test_soft_caps_are_those_of_the_model():
 
 
 def test_choices(monkeypatch):
-    """Flex where it pays, on a GPU; there, too, an unusual model has its own."""
+    """Our kernel, or flex without it, on a GPU; there, too, an unusual model has its own."""
     model = tiny_model()
     assert choose(model) == choose(model, "native") == "native" and choose(model, "flex") == "flex"
-    with pytest.raises(ValueError, match="attention: got 'sdpa', allowed: 'auto' or 'model' or 'flex' or 'native'"):
+    told = "attention: got 'sdpa', allowed: 'auto' or 'model' or 'flex' or 'native' or 'fused'"
+    with pytest.raises(ValueError, match=told):
         choose(model, "sdpa")
     with monkeypatch.context() as patch:
         patch.setattr(attention, "has_native", lambda: False)
@@ -170,6 +171,11 @@ def test_choices(monkeypatch):
     assert choose(model) == "model"
     monkeypatch.setattr(model.config, "head_dim", 16)
     assert choose(model) == choose(model, "flex") == "flex"
+    with pytest.raises(ValueError, match="got 'fused' for LlamaForCausalLM, on 'cuda', where Triton does not work"):
+        choose(model, "fused")
+    with monkeypatch.context() as patch:
+        patch.setattr(attention, "has_fused", lambda device_type: device_type == "cuda")
+        assert choose(model) == choose(model, "fused") == "fused" and choose(model, "flex") == "flex"
     with pytest.raises(ValueError, match="got 'native' for LlamaForCausalLM, on 'cuda'"):
         choose(model, "native")
     monkeypatch.setattr(attention, "has_triton", lambda: False)

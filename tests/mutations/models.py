@@ -85,6 +85,22 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
+        "python/specdec/models/deferred.py",
+        "tests/models/test_fused_attention.py::test_new_keys_are_stored_once",
+        {
+            "deferred-keys-are-stored-again": ("            self.pending = False\n", ""),
+            "deferred-rotations-are-forgotten": (
+                "q, k, angles = computed(query), computed(new.keys), None",
+                "q, k, angles = query.as_subclass(torch.Tensor), new.keys.as_subclass(torch.Tensor), None",
+                "tests/models/test_fused_attention.py -k 'logits_and_the_keys and phi'",
+            ),
+            "deferred-values-are-keys": (
+                "lambda i=i: self.all(i)",
+                "lambda i=i: self.all(0)",
+            ),
+        },
+    ),
+    *mutations(
         "python/specdec/models/cached_model.py",
         "tests/loop/test_recurrent_targets.py -k ran_out",
         {

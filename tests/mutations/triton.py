@@ -27,6 +27,55 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
+        "specdec_kernels/backends/triton/attend.py",
+        "tests/kernels/test_store_and_attend.py::test_small_cases",
+        {
+            "triton-attention-sees-one-slot-too-many": (
+                "(slot[None, :] < ends[:, None])",
+                "(slot[None, :] <= ends[:, None])",
+            ),
+            "triton-attention-windows-begin-late": (
+                "(slot[None, :] >= begins[:, None])",
+                "(slot[None, :] > begins[:, None])",
+            ),
+            "triton-attention-turns-all-keys-as-the-first": (
+                "angle + token * angle_token, mine",
+                "angle + token * 0, mine",
+            ),
+            "triton-attention-turns-queries-by-another-row": (
+                "angle = row * angle_row + of_token * angle_token",
+                "angle = of_token * angle_token",
+            ),
+            "triton-attention-drops-the-last-range": (
+                "tl.range(first_range, last_range + 1, loop_unroll_factor=4)",
+                "tl.range(first_range, last_range, loop_unroll_factor=4)",
+            ),
+            "triton-attention-ranges-are-one-slot-short": (
+                "stop = tl.minimum(first_slot(number + 1), last + 1)",
+                "stop = tl.minimum(first_slot(number + 1) - 1, last + 1)",
+            ),
+            "triton-attention-stores-what-another-worker-reads": (
+                "owner = tl.where(read, (number - first_range) % tl.num_programs(2), 0)",
+                "owner = tl.where(read, 0, 0)",
+                "tests/kernels/test_store_and_attend.py::test_workers_in_another_order",
+            ),
+            "triton-attention-leaves-its-counter": (
+                "        tl.store(count, 0)\n",
+                "",
+                "tests/kernels/test_store_and_attend.py::test_the_counter_is_zero_again",
+            ),
+            "triton-attention-ranges-by-length": (
+                "first // BLOCK * BLOCK)",
+                "first)",
+                "tests/kernels/test_store_and_attend.py::test_bits_do_not_depend_on_how_tokens_are_fed",
+            ),
+            "triton-attention-forgets-sinks": (
+                "tl.full([ROWS], 1.0, tl.float32)",
+                "tl.zeros([ROWS], tl.float32)",
+            ),
+        },
+    ),
+    *mutations(
         "specdec_kernels/backends/triton/draft_children.py",
         "tests/kernels/test_trees_triton.py::test_several_blocks tests/kernels/test_trees_triton.py::test_as_many_children_as_allowed",
         {

@@ -23,6 +23,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel, make_backend
 
 from specdec_kernels import DeltaState, SsdState
+from specdec_kernels.backends.triton import attend as attend_module
 from specdec_kernels.backends.triton import draft_children as children_module
 from specdec_kernels.backends.triton import draft_step as draft_module
 from specdec_kernels.backends.triton import elementwise as elementwise_module
@@ -180,9 +181,37 @@ def compile_elementwise(few: bool) -> None:
         elementwise_module.gated(x, x, True)
 
 
+def compile_attend(few: bool) -> None:
+    """With the sizes of Llama-3.1-8B and -3.2-1B, Gemma 2 and 3, gpt-oss, GLM-4.5 and Qwen3-Next."""
+    slots, tree = torch.zeros(2, 8, dtype=torch.int64), torch.zeros(2, 8, 9, dtype=torch.int64)
+
+    def attend(heads: int, key_heads: int, size: int, dtype: torch.dtype, seen: torch.Tensor, **more) -> None:
+        q, k = torch.zeros(2, 8, heads, size, dtype=dtype), torch.zeros(2, 8, key_heads, size, dtype=dtype)
+        keys = torch.zeros(2, key_heads, 1024, size, dtype=dtype)
+        angles = [torch.zeros(2, 8, more.get("angles", size), dtype=dtype)] * 2
+        sinks = torch.zeros(heads, dtype=dtype) if "angles" in more else None
+        q, k = q.transpose(1, 2), k.transpose(1, 2)
+        stored = (None, None) if more.get("stored") else (k, k)
+        others = (*angles, sinks, None, size**-0.5, more.get("cap", 0.0))
+        attend_module.store_and_attend(q, *stored, keys, keys, slots, seen, *others)
+
+    for dtype in (torch.bfloat16,) if few else (torch.bfloat16, torch.float16, torch.float32):
+        attend(32, 8, 128, dtype, tree[..., :2])
+        attend(32, 8, 128, dtype, tree)
+        attend(64, 8, 64, dtype, tree[..., :2], angles=32)
+        attend(16, 8, 256, dtype, tree[..., :2], cap=50.0)
+        if not few and dtype == torch.bfloat16:
+            attend(32, 8, 64, dtype, tree[..., :2])
+            attend(96, 8, 128, dtype, tree[..., :2])
+            attend(16, 2, 256, dtype, tree)
+            attend(8, 1, 512, dtype, tree[..., :2])
+            attend(8, 4, 256, dtype, tree[..., :2], stored=True)
+
+
 def compile_variants(target: GPUTarget, few: bool) -> None:
     compile_compaction(target)
     modules = (stages, draft_module, step_module, children_module, tree_module, recurrent_module, elementwise_module)
+    modules += (attend_module,)
     for module in modules:
         for name in [name for name in vars(module) if name.endswith("_kernel")]:
             setattr(module, name, Compiled(getattr(module, name), target))
@@ -208,6 +237,7 @@ def compile_variants(target: GPUTarget, few: bool) -> None:
 
     compile_recurrent(few)
     compile_elementwise(few)
+    compile_attend(few)
     # As many blocks as fill a large GPU.
     verify(random_step(32, 8, 128_256, dtype=torch.bfloat16, kind="one_hot"))
     step = functools.partial(random_step, 2, 3, 128_256, dtype=torch.bfloat16)

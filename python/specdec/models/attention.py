@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
@@ -16,14 +16,17 @@ from torch.utils._triton import has_triton
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from specdec_kernels import attend as attend_to_slots
+from specdec_kernels import build_info
 
 from ..checks import refuse
+from .deferred import attend_deferred
 from .linear import has_native
 from .tree import Tree
 
 Mask = torch.Tensor | dict[str, torch.Tensor]  # for all layers, or by kind of layer if some have a sliding window
-CHOICES = ("auto", "model", "flex", "native")
+CHOICES = ("auto", "model", "flex", "native", "fused")
 BLOCK = 128  # slots; flex attention reads a sequence's keys in whole blocks
+MOST_NODES = 64  # of a tree; of larger ones, fused attention would not see all
 MAX_QUERIES = 127  # of one sequence; for more, Inductor does not use the decoding kernel, which splits the keys
 _TILE = 128  # most rows (queries x heads of a group) of the decoding kernel's tile
 _KERNELS = 256  # most shapes that flex attention is compiled for; Dynamo's default limit is eight
@@ -211,18 +214,28 @@ def _native(module, query, key, value, attention_mask, dropout=0.0, scaling=None
     return attend_to_slots(query, key, value, seen, scale=scaling, softcap=softcap, sinks=s_aux), None
 
 
+def _fused(module, query, key, value, attention_mask, dropout=0.0, scaling=None, softcap=None, s_aux=None, **others):
+    """The kernel of our own for the steps of a GPU; the mask is that of :func:`seen_slots`. With more tokens it is a
+    ``BlockMask``, and flex attention takes it."""
+    if isinstance(attention_mask, BlockMask):
+        return _flex(module, query, key, value, attention_mask, dropout, scaling, softcap, s_aux=s_aux, **others)
+    _check_plain("fused", module, dropout, others)
+    seen = attention_mask[:, 0]
+    return attend_deferred(query, key, value, seen, scale=scaling, softcap=softcap, sinks=s_aux), None
+
+
 def _check_plain(name: str, module: object, dropout: float, others: Mapping[str, object], *more: str) -> None:
     unknown = [n for n in ("position_bias", *more) if others.get(n) is not None]
     if unknown or dropout:
         refuse("attention", f"{name} for {type(module).__name__} with {', '.join(unknown) or 'dropout'}", "neither")
 
 
-_FUNCTIONS = {"flex": _flex, "native": _native}
+_FUNCTIONS = {"flex": _flex, "native": _native, "fused": _fused}
 
 
 def with_attention(model: PreTrainedModel, name: str) -> PreTrainedModel:
-    """Returns ``model`` with "flex" attention, which needs a ``BlockMask``, or with "native" attention, which needs
-    :func:`seen_slots`; for "model", ``model`` itself.
+    """Returns ``model`` with "flex" attention, which needs a ``BlockMask``, with "native" attention, which needs
+    :func:`seen_slots`, or with "fused" attention, which takes either; for "model", ``model`` itself.
 
     The user's model and its configuration are not changed. Modules that read from a configuration which attention to
     compute, and the modules around them, are copied without their weights. All other modules are the same objects, so
@@ -273,11 +286,11 @@ def _copied(module: M, attention: str, configs: dict, done: dict[int, nn.Module]
 
 
 def choose(model: PreTrainedModel, requested: str = "auto") -> str:
-    """Returns how the model's attention is computed: "flex", "native", or "model" for its own function (sdpa or
-    eager).
+    """Returns how the model's attention is computed: "fused" (a kernel of our own for few tokens of a row, and flex for
+    more), "flex", "native", or "model" for its own function (sdpa or eager).
 
     Args:
-        requested: "auto" chooses flex on a GPU, and native instead of sdpa, or of eager if the
+        requested: "auto" chooses fused on a GPU, and native instead of sdpa, or of eager if the
             class has no sdpa, on a CPU, if the model's attention allows
             it. Any other choice is returned, or refused with a ValueError.
     """
@@ -287,10 +300,20 @@ def choose(model: PreTrainedModel, requested: str = "auto") -> str:
         return "model"
     config, on_cpu = model.config.get_text_config(decoder=True), model.device.type == "cpu"
     # On a CPU, compiled flex attention is correct, but slower than the model's own, and each shape takes seconds.
-    wanted = requested if requested != "auto" else "native" if on_cpu else "flex"
+    wanted = (
+        requested
+        if requested != "auto"
+        else "native"
+        if on_cpu
+        else "fused"
+        if has_fused(model.device.type)
+        else "flex"
+    )
     lacks = _lacks(model)
-    if wanted == "flex" and not lacks and any(name.endswith("sinks") for name, _ in model.named_parameters()):
+    if wanted == "flex" and not lacks and has_sinks(model):
         lacks = "which has attention sinks"
+    if wanted == "fused" and not lacks and not has_fused(model.device.type):
+        lacks = f"on {model.device.type!r}, where Triton does not work"
     if wanted == "native" and not lacks:
         if not on_cpu:
             lacks = f"on {model.device.type!r}, where it would compute without a kernel"
@@ -305,7 +328,19 @@ def choose(model: PreTrainedModel, requested: str = "auto") -> str:
     return "model" if lacks else wanted
 
 
-def _lacks(model: PreTrainedModel) -> str | None:
+def has_sinks(model: PreTrainedModel) -> bool:
+    return any(name.endswith("sinks") for name, _ in model.named_parameters())
+
+
+@functools.cache
+def has_fused(device_type: str) -> bool:
+    """Whether Triton runs on such a device; on a CPU that is its interpreter, for tests."""
+    backends: Any = build_info()["backends"]
+    return any((b["backend"], b["device"], b["reason"]) == ("triton", device_type, None) for b in backends)
+
+
+def why_its_own(model: PreTrainedModel, device_type: str) -> str | None:
+    """Why a model keeps its own attention on such a device, whatever else is there; None: it need not."""
     config = model.config.get_text_config(decoder=True)
     if not (model._supports_attention_backend and model._supports_flex_attn):
         return "which by its class takes no BlockMask, or no attention function"
@@ -315,12 +350,15 @@ def _lacks(model: PreTrainedModel) -> str | None:
         return "whose scores are soft-capped, but not by its own sdpa"  # sdpa of transformers 5.17 ignores soft-capping
     if any("forward" in vars(module) for module in _copies(model)):
         return "of which a forward was replaced (by torch.compile, or hooks)"  # a copy would run the original's
-    if model.device.type == "cuda":
-        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        if size < 16:
-            return f"whose heads have {size} numbers, and the kernel at least 16"
-        if not has_triton():
-            return "where Triton does not work"
-    elif model.device.type != "cpu":
-        return f"on {model.device.type!r}, where it is untested"
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    if device_type == "cuda" and size < 16:
+        return f"whose heads have {size} numbers, and the kernel at least 16"
     return None
+
+
+def _lacks(model: PreTrainedModel) -> str | None:
+    if lacks := why_its_own(model, model.device.type):
+        return lacks
+    if model.device.type == "cuda":
+        return None if has_triton() else "where Triton does not work"
+    return None if model.device.type == "cpu" else f"on {model.device.type!r}, where it is untested"

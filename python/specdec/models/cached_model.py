@@ -11,10 +11,21 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from specdec_kernels import native_threads
+from specdec_kernels import MOST_ATTENDING, native_threads
 
 from ..checks import refuse
-from .attention import MAX_QUERIES, Mask, Queries, block_mask, choose, dense_mask, seen_slots, with_attention
+from .attention import (
+    MAX_QUERIES,
+    MOST_NODES,
+    Mask,
+    Queries,
+    block_mask,
+    choose,
+    dense_mask,
+    has_sinks,
+    seen_slots,
+    with_attention,
+)
 from .compiled import CompiledForward, compiled_copy
 from .copied_modules import numbers_in, same_objects
 from .decoder_layers import with_native_layers
@@ -101,8 +112,8 @@ class CachedModel:
     Args:
         model: a decoder-only ``PreTrainedModel`` in evaluation mode; ``specdec.models.supported`` lists which.
         name: the model's name in errors.
-        attention: "auto", "model", "flex" or "native" (``attention.choose``). Flex serves decoding steps; prompts
-            are then read with the model's own attention.
+        attention: "auto", "model", "flex", "native" or "fused" (``attention.choose``). Flex and fused serve decoding
+            steps; prompts are then read with the model's own attention.
         cache_dtype: the dtype to which its caches round keys and values; None: they are stored as computed.
         compile: decoding forwards go through ``torch.compile``, with the model's own modules. Prefill runs uncompiled,
             because every prompt has its own length and runs once.
@@ -165,6 +176,7 @@ class CachedModel:
         self._key_index: dict[int, torch.Tensor] = {}  # by length; kept because captured steps read them
         self._probes: dict[torch.dtype | None, StaticKVCache] = {}  # by autocast dtype
         self._attention = choose(model, "model" if compile else attention)
+        self._flexes = self._attention in ("flex", "fused") and not has_sinks(model)
         self._compile = compile
         self._compiled: CompiledForward | None = None
         self._steps = model
@@ -180,13 +192,19 @@ class CachedModel:
         return self._attention == "native" or self._by_flex
 
     @property
-    def attention(self) -> str:
-        """How decoding forwards compute it: "model", "flex" or "native"."""
-        return self._attention
+    def _by_flex(self) -> bool:
+        return self._flexes and self.cache_dtype in (None, self.dtype)
+
+    def _fuses(self, tokens: int, tree: Tree | None) -> bool:
+        """Whether one kernel stores so many tokens of a sequence and attends to them, in a layer."""
+        fits = tokens <= MOST_ATTENDING and (tree is None or tree.depths.shape[1] - 1 <= MOST_NODES)
+        fused = self._attention == "fused" and self.cache_dtype in (None, self.dtype)
+        return fused and fits and not torch.is_grad_enabled()
 
     @property
-    def _by_flex(self) -> bool:
-        return self._attention == "flex" and self.cache_dtype in (None, self.dtype)
+    def attention(self) -> str:
+        """How a decoding forward's attention is computed, as ``attention.choose`` says it."""
+        return self._attention
 
     @property
     def is_compiled(self) -> bool:
@@ -305,8 +323,9 @@ class CachedModel:
     def layout(self, positions: torch.Tensor, slots: torch.Tensor, visible: int, tree: Tree | None = None) -> Layout:
         """Returns the layout of tokens at ``positions`` [B, q] int64 stored in ``slots`` [B, q] int64, with the masks
         that this model needs. ``visible`` comes from ``visible_slots``; those of a tree come from ``Tree.places``."""
-        by_flex = self._by_flex and positions.shape[1] <= MAX_QUERIES
-        return Layout(positions, slots, visible, None if by_flex else self._mask(positions, visible, tree), tree)
+        tokens = positions.shape[1]
+        makes = self._fuses(tokens, tree) or (self._by_flex and tokens <= MAX_QUERIES)
+        return Layout(positions, slots, visible, None if makes else self._mask(positions, visible, tree), tree)
 
     def __call__(self, tokens: torch.Tensor, cache: StaticKVCache, layout: Layout) -> torch.Tensor:
         """Feeds ``tokens`` [B, q] int64 and stores their keys and values. Returns logits [B, q, V]."""
@@ -429,12 +448,12 @@ class CachedModel:
             self._prompts = self._steps
         elif changed:
             model = with_recurrence(self.model) if self.recurrent else self.model
-            attending = with_attention(model, self._attention)
-            self._steps = with_native_layers(with_native_parts(with_merged(with_native_linear(attending))))
+            merged = with_merged(with_native_linear(with_attention(model, self._attention)))
+            self._steps = with_native_layers(with_native_parts(merged, defers=self._attention == "fused"))
             move_to_huge_pages(read_whole(self.model))
             self._recorded = RecordedForwards(weights)
-            self._prompts = with_merged(model) if self._attention == "flex" else self._steps
-        on_cpu = self.device.type == "cpu" and self._attention != "flex"
+            self._prompts = with_merged(model) if self._attention in ("flex", "fused") else self._steps
+        on_cpu = self.device.type == "cpu" and self._attention not in ("flex", "fused")
         self._records = on_cpu and not self._compile and is_recordable(self._steps)
         native = self._attention == "native" and is_native(self._steps)
         self._threads = native_threads if native else contextlib.nullcontext
@@ -448,16 +467,18 @@ class CachedModel:
         first_row: int = 0,
         keep: bool = False,
     ) -> T:
-        by_flex = self._by_flex and layout.mask is None
-        visible = cache.capacity if by_flex or self._attention == "native" else layout.visible
-        cache.write_at(layout.slots, visible, first_row, keep, layout.tree)
+        makes = layout.mask is None and self._attention in ("flex", "fused")  # the mask, here
+        fused = makes and self._fuses(layout.slots.shape[1], layout.tree)
+        visible = cache.capacity if makes or self._attention == "native" else layout.visible
+        cache.write_at(layout.slots, visible, first_row, keep, layout.tree, defers=fused)
         if self._lacks_tokens:
             tokens = tokens.clamp(max=self.num_embeddings - 1)
         inputs: dict[str, Any] = {"position_ids": layout.positions} if self._takes_positions else {}
         mask: object = self._padding_mask(layout, cache.trash) if self.needs_2d_mask else layout.mask
-        if by_flex:
+        if makes:
             queries = functools.partial(Queries, layout.positions, tree=layout.tree)
-            mask = self._by_kind(lambda window: block_mask(queries(window), cache.capacity))
+            made = seen_slots if fused else functools.partial(block_mask, capacity=cache.capacity)
+            mask = self._by_kind(lambda window: made(queries(window)))
         if cache.features is not None:
             module = cache.features.recording(module, layout.slots, first_row)
         if self.recurrent:  # whose layers need no mask, as the cache says which tokens count

@@ -121,7 +121,13 @@ class StaticKVCache(Cache):
             own.allocate_like(other)
 
     def write_at(
-        self, slots: torch.Tensor, visible: int, first_row: int = 0, keep: bool = False, tree: Tree | None = None
+        self,
+        slots: torch.Tensor,
+        visible: int,
+        first_row: int = 0,
+        keep: bool = False,
+        tree: Tree | None = None,
+        defers: bool = False,
     ) -> None:
         """Sets the slots to which the next forward's keys and values go, [n, q] int64 in [0, S), and how many slots it
         sees. A forward of n < B sequences uses the rows from ``first_row`` on.
@@ -129,8 +135,9 @@ class StaticKVCache(Cache):
         Args:
             keep: these tokens are never rolled back, as those of a prompt.
             tree: which tokens they follow, if they are no chain.
+            defers: the forward's attention stores them itself.
         """
-        self._writer.set(slots, visible, first_row)
+        self._writer.set(slots, visible, first_row, defers)
         if self.recurrent:
             self._writer.feed = self._feed(slots, first_row, keep, tree)
 

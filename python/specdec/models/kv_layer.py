@@ -9,6 +9,8 @@ from transformers.cache_utils import CacheLayerMixin
 
 from specdec_kernels import Feed
 
+from .deferred import NewKeys
+
 
 class Slot(NamedTuple):
     """The keys, or the values, that one token of one sequence stores in a layer."""
@@ -37,6 +39,7 @@ class Writer:
     Attributes:
         window: how many tokens recurrent layers can take back.
         feed: what is fed next, for recurrent layers; None: there are none.
+        defers: attention itself stores the next keys and values (``deferred``).
 
     The layers refer to this object and not to the cache, because a reference cycle would keep the memory until a
     garbage collection.
@@ -46,13 +49,14 @@ class Writer:
         self.batch_size, self.capacity, self.device, self.dtype = batch_size, capacity, device, dtype
         self.window, self.feed = window, cast(Feed | None, None)
         self.visible, self.rows = 0, slice(0, batch_size)
-        self.append_new = self.as_stored = False
-        self._slots = torch.zeros(batch_size, 0, dtype=torch.int64, device=device)
+        self.append_new = self.as_stored = self.defers = False
+        self.slots = torch.zeros(batch_size, 0, dtype=torch.int64, device=device)
         self._index: dict[int, torch.Tensor] = {}  # by number of heads: this forward's flat rows
         self._first_row: dict[int, torch.Tensor] = {}  # by number of heads: constant
+        self._counter: torch.Tensor | None = None
 
-    def set(self, slots: torch.Tensor, visible: int, first_row: int) -> None:
-        self._slots, self.visible = slots, visible
+    def set(self, slots: torch.Tensor, visible: int, first_row: int, defers: bool = False) -> None:
+        self.slots, self.visible, self.defers, self._counter = slots, visible, defers, None
         size = slots.shape[0]
         # For all rows the slice has no bounds, because a compiled forward would make bounds constants of its graph.
         self.rows = slice(None) if size == self.batch_size else slice(first_row, first_row + size)
@@ -62,8 +66,14 @@ class Writer:
         """Returns the ``flat`` rows of the slots that were set, which are found once a forward."""
         index = self._index.get(num_heads)
         if index is None:
-            index = self._index[num_heads] = self.flat(self._slots, num_heads, self.rows)
+            index = self._index[num_heads] = self.flat(self.slots, num_heads, self.rows)
         return index
+
+    def counter(self, count: int) -> torch.Tensor:
+        """Returns at least so many int32 zeros, made once a forward, which those who use them make zeros again."""
+        if self._counter is None or len(self._counter) < count:
+            self._counter = torch.zeros(count, dtype=torch.int32, device=self.device)
+        return self._counter
 
     def flat(self, slots: torch.Tensor, num_heads: int, rows: slice = slice(None)) -> torch.Tensor:
         """Returns [n * num_heads * q] int64, in the order of keys [n, num_heads, q, D]: where ``slots`` [n, q] of the n
@@ -107,7 +117,13 @@ class KVLayer(CacheLayerMixin):
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        return self._write(self.keys, key_states), self._write(self.values, value_states)
+        if (w := self._writer).defers:
+            stored = self.keys[w.rows], self.values[w.rows]
+            return NewKeys(key_states, value_states, stored, w.slots, w.counter, self._store).deferred()
+        return self._store(key_states, value_states)
+
+    def _store(self, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._write(self.keys, keys), self._write(self.values, values)
 
     def _write(self, storage: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
         """Stores ``states`` [n, H, q, D]. Returns the keys or values that attention reads, in the dtype of ``states``,

@@ -17,10 +17,11 @@ import torch
 from torch import nn
 from torch.utils._triton import has_triton
 
-from specdec_kernels import gated, rms_norm, rope_angles, rotate
+from specdec_kernels import MOST_ATTENDING, gated, rms_norm, rope_angles, rotate
 
 from .ahead import take_norm
 from .copied_modules import reclass, with_globals, with_modules
+from .deferred import deferred_rotation
 from .linear import has_native, is_ours
 
 M = TypeVar("M", bound=nn.Module)
@@ -66,16 +67,20 @@ def has_parts(device: str) -> bool:
     return has_native() and (device == "cpu" or (device == "cuda" and has_triton()))
 
 
-def with_native_parts(model: M) -> M:
+def with_native_parts(model: M, defers: bool = False) -> M:
     """Returns ``model``, on a CPU or a GPU, with the norms, rotary embeddings and gated layers that are recognised;
     ``model`` itself if there is none, or no native code, by which they are recognised, or on a GPU no Triton, or if it
-    is on another device. The model is not changed; see :func:`.copied_modules.with_modules`."""
+    is on another device. The model is not changed; see :func:`.copied_modules.with_modules`.
+
+    Args:
+        defers: rotations of few tokens are left to attention (``deferred.py``).
+    """
     # Not all of these have weights, which would say where they are.
     devices = {parameter.device.type for parameter in model.parameters()}
     if len(devices) != 1 or not has_parts(devices.pop()):
         return model
     # What rotates has norms inside; norms, angles and gated layers have nothing inside that is exchanged as well.
-    return with_modules(with_modules(model, _with_rotation), _norm_angles_or_gated)
+    return with_modules(with_modules(model, functools.partial(_with_rotation, defers=defers)), _norm_angles_or_gated)
 
 
 def _norm_angles_or_gated(module: nn.Module) -> nn.Module | None:
@@ -134,16 +139,32 @@ def _computed_by(kind: Any, epsilon: str, weighted: bool) -> dict[str, Any] | No
     return None
 
 
-def _with_rotation(module: nn.Module) -> nn.Module | None:
+def _with_rotation(module: nn.Module, defers: bool = False) -> nn.Module | None:
     forward: Any = inspect.unwrap(type(module).forward)
     if "forward" in vars(module) or ROTARY not in getattr(getattr(forward, "__code__", None), "co_names", ()):
         return None
     function = forward.__globals__.get(ROTARY)
-    if not _rotates(function):
+    if not _rotates(function) and not (defers and _rotates(function, by_halves=True)):
         return None
     fast = copy.copy(module)
-    reclass(fast, forward=with_globals(forward, {ROTARY: _rotary(function)}))
+    rotary = _rotary(function) if _rotates(function) else function
+    reclass(fast, forward=with_globals(forward, {ROTARY: _deferring(rotary, function) if defers else rotary}))
     return fast
+
+
+@functools.cache
+def _deferring(rotary: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns ``rotary``, which computes ``function``, or what leaves it to attention where that can do it."""
+
+    def deferring(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *args: Any, **kwargs: Any):
+        plain = not args and not kwargs and type(q) is type(k) is torch.Tensor and not torch.is_grad_enabled()
+        few = plain and q.dim() == 4 and cos.dim() == 3 and q.shape[2] == k.shape[2] <= MOST_ATTENDING
+        same = len({x.dtype for x in (q, k, cos, sin)}) == 1 and cos.shape[-1] in (q.shape[-1], q.shape[-1] / 2)
+        if not few or not same or not _rotates(function, by_halves=cos.shape[-1] < q.shape[-1]):
+            return rotary(q, k, cos, sin, *args, **kwargs)
+        return deferred_rotation(rotary, q, k, cos, sin)
+
+    return deferring
 
 
 @functools.cache
@@ -161,15 +182,18 @@ def _rotary(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @functools.cache
-def _rotates(function: Any) -> bool:
-    """Whether a function turns q and k as :func:`specdec_kernels.rotate` does."""
+def _rotates(function: Any, by_halves: bool = False) -> bool:
+    """Whether a function turns q and k as :func:`specdec_kernels.rotate` does, ``by_halves`` of cos and sin that are
+    given once for both numbers of a pair."""
     generator = torch.Generator().manual_seed(0)
     q, k = (torch.randn(2, heads, 3, _SIZE, generator=generator) for heads in (4, 2))
     cos, sin = (torch.randn(2, 3, _SIZE, generator=generator) for _ in range(2))
     try:
-        found = function(q, k, cos, sin)
+        found = function(q, k, *(x[..., : _SIZE // 2] if by_halves else x for x in (cos, sin)))
     except Exception:  # others take other arguments
         return False
+    if by_halves:
+        cos, sin = (torch.cat([x[..., : _SIZE // 2]] * 2, -1) for x in (cos, sin))
     own = rotate(q, cos, sin), rotate(k, cos, sin)
     return len(found) == 2 and all(torch.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(found, own, strict=True))
 

@@ -7,8 +7,9 @@ from collections import Counter
 from torch import nn
 from transformers import PreTrainedModel
 
-from specdec_kernels import Packing
+from specdec_kernels import MOST_ATTENDING, Packing
 
+from .attention import why_its_own
 from .beside import all_beside
 from .cached_model import CachedModel
 from .decoder_layers import NativeLayer, with_native_layers
@@ -28,11 +29,15 @@ def native_report(model: PreTrainedModel) -> dict[str, str]:
     together = Counter(len(beside.layers) for beside in all_beside(cached.steps))
     products = ", ".join(f"{count} of {size} layers" for size, count in sorted(together.items(), reverse=True))
     why = "" if cached.device.type == "cpu" or is_wanted() else f", as {SETTING} is 0"
+    lacks = why_its_own(model, "cuda")
     kinds = {"norms": NativeRMSNorm, "angles of positions": NativeAngles, "gated layers": NativeGated}
     return {
         "linear layers": f"{numbers}" + (f"; {others} by PyTorch" if others else ""),
         "layers computed together": products or f"none{why}",
         "attention": "the model's own function" if cached.attention == "model" else cached.attention,
+        "attention on a GPU": f"its own, of a model {lacks}"
+        if lacks
+        else f"fused, of up to {MOST_ATTENDING} tokens a step",
         **({"recurrent layers": str(len(cached.recurrent))} if cached.recurrent else {}),
         **{name: str(sum(isinstance(m, kind) for m in modules)) for name, kind in kinds.items()},
         "decoder layers": f"{on_a_gpu} on a GPU, none on a CPU",
