@@ -1,4 +1,4 @@
-"""Which parts of a model on a CPU run by operations of our own."""
+"""Which parts of a model run by operations of our own."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from specdec_kernels import Packing
 from .cached_model import CachedModel
 from .linear import NativeLinear
 from .native_parts import NativeAngles, NativeGated, NativeRMSNorm
+from .product import MOST_ROWS, UNIT, has_kernel
 
 
 def native_report(model: PreTrainedModel) -> dict[str, str]:
@@ -27,8 +28,18 @@ def native_report(model: PreTrainedModel) -> dict[str, str]:
         "attention": "native" if cached.reads_only_filled else "the model's own function",
         **({"recurrent layers": str(len(cached.recurrent))} if cached.recurrent else {}),
         **{name: str(sum(isinstance(m, kind) for m in modules)) for name, kind in kinds.items()},
+        "on an NVIDIA GPU": _on_a_gpu([m for m in modules if isinstance(m, nn.Linear)]),
         "forwards": "replayed" if cached.is_recorded else "not recorded, as there are hooks or adapters",
     }
+
+
+def _on_a_gpu(layers: list[nn.Linear]) -> str:
+    """Of a model that may be elsewhere now."""
+    count = sum(layer.in_features % UNIT == 0 for layer in layers)
+    told = (
+        f"{count} of {len(layers)} linear layers natively in bfloat16 and float16, up to {MOST_ROWS} tokens at a time"
+    )
+    return told if has_kernel() else f"{told}; the CUDA kernels are not there"
 
 
 def _stored(layer: NativeLinear) -> str:
