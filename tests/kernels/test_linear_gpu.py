@@ -1,14 +1,15 @@
-"""Linear layers of bfloat16 and float16 on a GPU, and without one their kernel on fibers: the product, rounded once, and
-a row's bits whatever the others are."""
+"""Linear layers of bfloat16 and float16 on a GPU, and without one their kernel on fibers: the product, rounded once,
+and a row's bits whatever the others are."""
 
 from __future__ import annotations
 
 import pytest
 import simt.kernels
 import torch
+from support.captured import on_gpu
 from torch.nn import functional as F
 
-from specdec_kernels import linear
+from specdec_kernels import Packing, linear, linears
 
 ON_GPU = torch.cuda.is_available()
 DTYPES = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}  # and the largest relative error of rounding to them
@@ -98,6 +99,45 @@ def test_nothing_to_compute():
     assert product(weight[:0], weight).shape == (0, 3)
     assert product(weight, weight[:0]).shape == (3, 0)
     assert torch.equal(product(weight[:, :0], weight[:, :0], weight[:, 0]), weight[:, 0].expand(3, 3))
+
+
+@on_gpu
+def test_tensors_of_any_strides():
+    """Which the operation copies, unless rows of x lie evenly apart."""
+    weight, x = numbers(20, 64, dtype=torch.bfloat16).cuda(), numbers(6, 64, dtype=torch.bfloat16, seed=1).cuda()
+    expected = linear(x.view(2, 3, 64), weight)
+    shifted = torch.empty(20 * 64 + 1, dtype=torch.bfloat16, device="cuda")[1:].view(20, 64).copy_(weight)
+    for other in (weight.T.contiguous().T, weight.repeat(1, 2)[:, :64], shifted):
+        assert torch.equal(linear(x.view(2, 3, 64), other), expected)
+    wide = torch.zeros(2, 3, 97, dtype=torch.bfloat16, device="cuda")
+    for part in (wide[..., :64], wide[..., 1:65]):
+        assert torch.equal(linear(part.copy_(x.view(2, 3, 64)), weight), expected)
+    assert torch.equal(
+        linear(x.view(3, 2, 64).transpose(0, 1), weight), linear(x.view(3, 2, 64), weight).transpose(0, 1)
+    )
+    assert torch.equal(linear(x.view(2, 3, 64)[:, -1:], weight), expected[:, -1:])
+    first, second = linears(x[None], [weight, weight[:4]], [None, weight[0, :4]])
+    assert torch.equal(first.view(2, 3, 20), expected) and second.shape == (1, 6, 4)
+
+
+@on_gpu
+@pytest.mark.parametrize(
+    ("x", "weight", "bias", "told"),
+    [
+        ((1, 1, 40), (3, 40), None, "a multiple of 32 inputs"),
+        ((1, 32), (3, 32), None, "a multiple of 32 inputs"),
+        ((1, 1, 32), (3, 64), None, "weight has a wrong shape or dtype"),
+        ((1, 1, 32), (3, 32), 4, "bias has a wrong shape or dtype"),
+    ],
+)
+def test_wrong_tensors_are_refused(x, weight, bias, told):
+    given = [None if s is None else torch.zeros(s, dtype=torch.bfloat16, device="cuda") for s in (x, weight, bias)]
+    with pytest.raises(RuntimeError, match=told):
+        linear(*given)
+    with pytest.raises(RuntimeError, match="bfloat16 or float16"):
+        linear(given[0].float(), given[1].float())
+    with pytest.raises(RuntimeError, match="there is none on a GPU"):
+        linear(torch.zeros(1, 1, 32, dtype=torch.bfloat16, device="cuda"), given[1], None, Packing.Q8_0)
 
 
 @pytest.mark.skipif(ON_GPU, reason="fibers count")

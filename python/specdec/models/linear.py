@@ -21,7 +21,8 @@ BESIDE = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 class NativeLinear(nn.Linear):
     """What ``nn.Linear`` computes, faster for the few tokens of a step, and the result of a token does not depend on
-    the number of the others. It shares the weights, hooks and all else of the layer that it stands for. Its weights may be stored as bfloat16 or in blocks (``packed_weights``), which changes no result."""
+    the number of the others. It shares the weights, hooks and all else of the layer that it stands for. Its weights may
+    be stored as bfloat16 or in blocks (``packed_weights``), which changes no result."""
 
     packing = Packing.NONE
 

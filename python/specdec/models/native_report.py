@@ -28,7 +28,7 @@ def native_report(model: PreTrainedModel) -> dict[str, str]:
         "attention": "native" if cached.reads_only_filled else "the model's own function",
         **({"recurrent layers": str(len(cached.recurrent))} if cached.recurrent else {}),
         **{name: str(sum(isinstance(m, kind) for m in modules)) for name, kind in kinds.items()},
-        "on an NVIDIA GPU": _on_a_gpu([m for m in modules if isinstance(m, nn.Linear)]),
+        **({"on an NVIDIA GPU": _on_a_gpu([m for m in modules if isinstance(m, nn.Linear)])} if has_kernel() else {}),
         "forwards": "replayed" if cached.is_recorded else "not recorded, as there are hooks or adapters",
     }
 
@@ -36,10 +36,7 @@ def native_report(model: PreTrainedModel) -> dict[str, str]:
 def _on_a_gpu(layers: list[nn.Linear]) -> str:
     """Of a model that may be elsewhere now."""
     count = sum(layer.in_features % UNIT == 0 for layer in layers)
-    told = (
-        f"{count} of {len(layers)} linear layers natively in bfloat16 and float16, up to {MOST_ROWS} tokens at a time"
-    )
-    return told if has_kernel() else f"{told}; the CUDA kernels are not there"
+    return f"{count} of {len(layers)} linear layers in bfloat16 and float16, up to {MOST_ROWS} tokens at a time"
 
 
 def _stored(layer: NativeLinear) -> str:
