@@ -10,9 +10,8 @@ from torch.nn import functional as F
 
 from specdec_kernels import build_info, linear
 
-# Two tiles of the kernel. For a layer of an 8B model, with q, k and v as one and gate and up as one, an H200 took 7 %
-# less time by sketches of it than by cuBLAS with one row, 4 % less with 8 and 24 % more with 40
-# (bench/results/h200/lease.json); on a straight line between these, the two meet at 14.
+# Two tiles of the kernel. For a layer of an 8B model, an H200 took 7 % less time by a sketch of it than by cuBLAS with
+# one row, 4 % less with 8 and 27 % more with 40, and nothing was measured in between (docs/cuda.md).
 MOST_ROWS = 16
 DTYPES = (torch.bfloat16, torch.float16)
 UNIT = 32  # of whose multiple the kernel takes inputs
