@@ -37,6 +37,11 @@ Tensor aligned(const Tensor& tensor) {
   return is_aligned(whole) ? whole : torch::stable::clone(whole);
 }
 
+void check_device(const Tensor& tensor, const Tensor& x, const char* name) {
+  STD_TORCH_CHECK(tensor.is_cuda() && tensor.get_device_index() == x.get_device_index(), "specdec_kernels: ", name,
+                  " is on another device than the others");
+}
+
 int size_of(int64_t size) {
   STD_TORCH_CHECK(size <= INT32_MAX, "specdec_kernels: x or weight has ", size, " rows or columns, which are too many");
   return static_cast<int>(size);
@@ -58,6 +63,7 @@ std::vector<Tensor> linear_op(const Tensor& x, const std::vector<Tensor>& weight
                   "specdec_kernels: x must be [B, q, inputs], on a GPU with a multiple of 32 inputs");
   STD_TORCH_CHECK(weights.size() == biases.size() && weights.size() == packings.size(),
                   "specdec_kernels: there are other biases or packings than weights");
+  check_device(x, x, "x");
   const int64_t rows = x.size(0) * x.size(1), inputs = x.size(2);
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
   void* stream = nullptr;
@@ -69,6 +75,8 @@ std::vector<Tensor> linear_op(const Tensor& x, const std::vector<Tensor>& weight
     STD_TORCH_CHECK(packings[i] == 0, "specdec_kernels: packing is ", packings[i], ", and there is none on a GPU");
     const int64_t outputs = weights[i].size(0);
     check_shape(weights[i], {outputs, inputs}, dtype, "weight");
+    check_device(weights[i], x, "weight");
+    if (biases[i]) check_device(*biases[i], x, "bias");
     const Tensor weight = aligned(weights[i]);
     MaybeTensor bias = biases[i];
     prepare(bias, {outputs}, dtype, "bias");
