@@ -143,7 +143,6 @@ MUTATIONS: list[Mutation] = [
                 "for (int part = 0; part < kLinearWarps; ++part)",
                 "for (int part = 0; part < kLinearWarps - 1; ++part)",
             ),
-            "cuda-linear-drops-the-last-chunks": ("if (slot < count) multiply(slot);", ";"),
             "cuda-linear-parts-by-the-number-of-rows": (
                 "most = tiles_of(chunks, kLinearWarps), first",
                 "most = tiles_of(chunks, kTiles == 1 ? kLinearWarps : kLinearWarps / 2), first",
@@ -152,11 +151,6 @@ MUTATIONS: list[Mutation] = [
                 "lesser(first_row + tile * kRows + group, params.rows - 1)",
                 "lesser(first_row + group, params.rows - 1)",
             ),
-            "cuda-linear-outputs-of-the-other-half": (
-                "output = first_output + group + e / 2 * 8;",
-                "output = first_output + group + e % 2 * 8;",
-            ),
-            "cuda-linear-forgets-its-last-row": ("if (row >= params.rows ||", "if (row >= params.rows - 1 ||"),
             "cuda-linear-sums-read-before-they-are-there": ("  simt::sync_block();\n  if (warp()", "  if (warp()"),
             "cuda-linear-rounds-before-the-bias": (
                 "if (params.bias != nullptr) total[e] +=",

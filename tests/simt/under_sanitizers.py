@@ -41,7 +41,8 @@ def main() -> None:
         (torch.bfloat16, torch.float16), (1, 8, 11, 16, 17), (32, 288, 1312), (1, 16, 37)
     ):
         x, weight, bias = (torch.randn(shape).to(dtype) for shape in ((rows, inputs), (outputs, inputs), (outputs,)))
-        torch.testing.assert_close(kernels.linear(x, weight, bias), torch.nn.functional.linear(x, weight, bias))
+        expected = torch.nn.functional.linear(x, weight, bias)
+        torch.testing.assert_close(kernels.linear(x, weight, bias), expected, rtol=2e-2, atol=2e-2)
         products += 1
     print(f"{steps} steps, {products} products")
 
