@@ -144,6 +144,7 @@ part_A() { # is it right: all that the tests know, side by side
 }
 part_B() { # how fast is it
   bench goals 150 bench_kernels goals --device "$device" --seconds 2 --compile-seconds 0
+  bench products 70 bench_products --device "$device"
   profile latency 30
   profile token 30
   bench step 120 bench_kernels step --device "$device" -V 128256 -K 5 --dtypes bfloat16 --seconds 1 --compile-seconds 60

@@ -22,7 +22,7 @@ from specdec import Request, Scheduler, SpeculativeDecoder, load_embedded_pair
 from specdec.models.cached_model import CachedModel
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specdec_kernels import SamplingParams, speculative_step
+from specdec_kernels import SamplingParams, linear, speculative_step
 from specdec_kernels.backends import unavailable
 from specdec_kernels.testing import StepInputs, assert_same_draft, assert_same_step, random_step, reference_draft
 
@@ -59,6 +59,14 @@ def captured(backend: str) -> None:
     out.tokens.zero_()
     graph.replay()
     assert torch.equal(out.tokens.cpu(), expected.tokens), f"got {out.tokens.tolist()}, want {expected.tokens.tolist()}"
+
+
+def products(device: torch.device, dtype: torch.dtype) -> None:
+    """Of few rows, each of which has the same bits alone. What is left of the inputs and outputs is no whole tile."""
+    weight, x = (torch.randn(shape, device=device).to(dtype) for shape in ((1000, 4128), (1, 16, 4128)))
+    found, expected = linear(x, weight), x.double() @ weight.double().T
+    assert (found - expected).norm() < 4e-3 * expected.norm()
+    assert all(torch.equal(linear(x[:, i : i + n], weight), found[:, i : i + n]) for i in (0, 7) for n in (1, 5, 8))
 
 
 def attention(device: torch.device) -> None:
@@ -106,6 +114,8 @@ def checks(device: torch.device, quick: bool) -> Iterator[tuple[str, Check]]:
             yield f"speculative_step, {backend}, {rule}", partial(verify, backend, rule)
         if device.type == "cuda":
             yield f"speculative_step, {backend}, in a graph", partial(captured, backend)
+    for dtype in (torch.bfloat16, torch.float16) if device.type == "cuda" else (torch.float32,):
+        yield f"linear, {dtype}", partial(products, device, dtype)
     yield "attention", partial(attention, device)
     yield "decoding", partial(decoding, device, 4 if quick else 24)
 

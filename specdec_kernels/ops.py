@@ -173,8 +173,8 @@ for _stem, _schema in SCHEMAS.items():
         _library.define(f"{_stem}{_variant}{_schema}", tags=(torch.Tag.pt2_compliant_tag,))
         _fake(f"{_stem}{_variant}", _FAKES[_stem])
 
-# x [B, q, inputs], weights [outputs, inputs] each -> [B, q, outputs] each, on a CPU. Native code alone.
-# Or, with a Packing that is not NONE, uint8 [outputs, bytes of a row].
+# x [B, q, inputs], weights [outputs, inputs] each -> [B, q, outputs] each: native code's, on a CPU and a GPU.
+# Or, with a Packing that is not NONE, uint8 [outputs, bytes of a row], on a CPU.
 _library.define(
     "linear(Tensor x, Tensor[] weights, Tensor?[] biases, int[] packings) -> Tensor[]",
     tags=(torch.Tag.pt2_compliant_tag,),

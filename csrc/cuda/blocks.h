@@ -48,6 +48,10 @@ struct BFloat16 {
   SPECDEC_DEVICE static uint32_t bits(const char* data, int64_t i) {
     return reinterpret_cast<const uint16_t*>(data)[i];
   }
+  SPECDEC_DEVICE static uint16_t nearest(float value) { return simt::nearest_bfloat16(value); }
+  SPECDEC_DEVICE static void multiply_add(float (&sum)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    simt::multiply_add_bfloat16(sum, a, b);
+  }
 };
 
 struct Float16 {
@@ -60,6 +64,10 @@ struct Float16 {
   SPECDEC_DEVICE static uint32_t larger(uint32_t a, uint32_t b) { return simt::larger_float16(a, b); }
   SPECDEC_DEVICE static uint32_t bits(const char* data, int64_t i) {
     return reinterpret_cast<const uint16_t*>(data)[i];
+  }
+  SPECDEC_DEVICE static uint16_t nearest(float value) { return simt::nearest_float16(value); }
+  SPECDEC_DEVICE static void multiply_add(float (&sum)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    simt::multiply_add_float16(sum, a, b);
   }
 };
 

@@ -1,4 +1,5 @@
 #include "launch.h"
+#include "stages.h"
 
 namespace specdec::cuda {
 

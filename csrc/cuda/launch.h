@@ -2,10 +2,12 @@
 // begins while that one ends (programmatic dependent launch), and waits for it where it needs its results.
 #pragma once
 
+#include <cuda_runtime.h>
+
 #include <stdexcept>
 #include <string>
 
-#include "stages.h"
+#include "grid.h"
 
 namespace specdec::cuda {
 

@@ -133,6 +133,24 @@ SPECDEC_DEVICE Bytes16 load16(const void* place) {
   return bytes;
 }
 
+// 16 aligned bytes of weights, whose row goes on behind them: the second half of their 128 bytes comes along.
+SPECDEC_DEVICE Bytes16 stream16(const void* place) {
+  Bytes16 bytes;
+  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(bytes.word[0]), "=r"(bytes.word[1]), "=r"(bytes.word[2]), "=r"(bytes.word[3])
+               : "l"(__cvta_generic_to_global(place)));
+  return bytes;
+}
+
+// 16 aligned bytes that other blocks read as well. Compilers keep the order of such loads, which saves registers.
+SPECDEC_DEVICE Bytes16 cached16(const void* place) {
+  Bytes16 bytes;
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(bytes.word[0]), "=r"(bytes.word[1]), "=r"(bytes.word[2]), "=r"(bytes.word[3])
+               : "l"(__cvta_generic_to_global(place)));
+  return bytes;
+}
+
 // ---- Arithmetic
 
 // 2^x, with a relative error of 2^-22; results below 2^-126 are 0.
@@ -175,10 +193,45 @@ SPECDEC_DEVICE float half_to_float(uint32_t bits) {
   return value;
 }
 
+// The nearest number of these formats, by its bits; of two, the even one.
+SPECDEC_DEVICE uint16_t nearest_bfloat16(float value) {
+  uint16_t bits;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+}
+SPECDEC_DEVICE uint16_t nearest_float16(float value) {
+  uint16_t bits;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+}
+
+// By a warp: sum += a b, of a [16, 16], b [16, 8] and sum [16, 8], in the fragments of mma.m16n8k16 (PTX ISA, "Matrix
+// fragments for mma.m16n8k16 with floating point type"), two numbers in a word.
+SPECDEC_DEVICE void multiply_add_bfloat16(float (&sum)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+SPECDEC_DEVICE void multiply_add_float16(float (&sum)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
 #else
 
 SPECDEC_DEVICE Bytes16 load16(const void* place) {
   count_load();
+  Bytes16 bytes;
+  memcpy(&bytes, place, sizeof(bytes));
+  return bytes;
+}
+
+SPECDEC_DEVICE Bytes16 stream16(const void* place) { return load16(place); }
+
+SPECDEC_DEVICE Bytes16 cached16(const void* place) {
   Bytes16 bytes;
   memcpy(&bytes, place, sizeof(bytes));
   return bytes;

@@ -5,19 +5,13 @@
 
 #include "decide.h"
 #include "draft.h"
+#include "grid.h"
 #include "measure.h"
 #include "operations.h"
 #include "select.h"
 #include "sums.h"
 
 namespace specdec::cuda {
-
-struct Grid {
-  int64_t x, y, z;
-  int threads;
-  int64_t shared;   // bytes of shared memory
-  bool after_ours;  // whether the launch before is ours, too, so that the two may overlap
-};
 
 constexpr int64_t kMostSequences = 65535;  // of a launch: the most blocks that a grid has in this dimension
 

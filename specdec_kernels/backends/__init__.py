@@ -10,7 +10,7 @@ from ..forks import survive_forks
 from ..ops import handle
 from ..types import Backend
 
-OF_CUDA = ("draft_step", "speculative_step")  # the operations that it has; Triton has all of them on a GPU
+OF_CUDA = ("draft_step", "speculative_step", "linear")  # the operations that it has; Triton has all of them on a GPU
 
 
 def unavailable(backend: str, device_type: str) -> str | None:
@@ -72,7 +72,7 @@ def _loaded(stem: str, backend: str, device_type: str) -> str:
         fastest = tuple(b for b in fastest if b != Backend.CUDA or stem in OF_CUDA)
         backend = next((b for b in fastest if unavailable(b, device_type) is None), Backend.REFERENCE)
     elif backend == Backend.CUDA and stem not in OF_CUDA:
-        raise RuntimeError(f"backend 'cuda' has no {stem}, only {' and '.join(OF_CUDA)}; use 'triton' or 'auto'")
+        raise RuntimeError(f"backend 'cuda' has no {stem}, only {', '.join(OF_CUDA)}; use 'triton' or 'auto'")
     if (reason := unavailable(backend, device_type)) is not None:
         raise RuntimeError(f"backend {backend!r} cannot run here: {reason}")
     match backend:

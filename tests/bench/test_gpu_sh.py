@@ -17,7 +17,7 @@ from support import ROOT
 
 PARTS = {
     "A": ["smoke", "test-cuda", "test-triton", "fuzz-cuda", "fuzz-triton", "memcheck", "synccheck", "racecheck"],
-    "B": ["goals", "ncu-latency", "ncu-token", "step"],
+    "B": ["goals", "products", "ncu-latency", "ncu-token", "step"],
     "C": ["decode-1", "decode-32", "lengths"],
 }
 BESIDE = PARTS["A"][1:]  # at the same time

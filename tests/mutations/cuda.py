@@ -145,6 +145,33 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
+        "csrc/cuda/linear.h",
+        "tests/kernels/test_linear_gpu.py",
+        {
+            "cuda-linear-takes-inputs-of-x-in-another-order": (
+                "{x.word[i], x.word[i + 1]});",
+                "{x.word[i / 2], x.word[i / 2 + 2]});",
+            ),
+            "cuda-linear-drops-a-warps-part": (
+                "for (int part = 0; part < kLinearWarps; ++part)",
+                "for (int part = 0; part < kLinearWarps - 1; ++part)",
+            ),
+            "cuda-linear-parts-by-the-number-of-rows": (
+                "most = tiles_of(chunks, kLinearWarps), first",
+                "most = tiles_of(chunks, kTiles == 1 ? kLinearWarps : kLinearWarps / 2), first",
+            ),
+            "cuda-linear-rows-of-the-tile-before": (
+                "lesser(first_row + tile * kRows + group, params.rows - 1)",
+                "lesser(first_row + group, params.rows - 1)",
+            ),
+            "cuda-linear-sums-read-before-they-are-there": ("  simt::sync_block();\n  if (warp()", "  if (warp()"),
+            "cuda-linear-rounds-before-the-bias": (
+                "if (params.bias != nullptr) total[e] +=",
+                "if (params.bias != nullptr) total[e] = Format::logit(Format::nearest(total[e]), 0) +",
+            ),
+        },
+    ),
+    *mutations(
         "csrc/cuda/rows.h",
         "tests/kernels/test_penalties.py tests/kernels/test_parity.py -k cuda",
         {

@@ -202,6 +202,14 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
+        "python/specdec/models/product.py",
+        "tests/models/test_products.py",
+        {
+            "products-have-no-gradient": ("alike and not torch.is_grad_enabled() and", "alike and"),
+            "products-of-weights-that-lie-anywhere": (" and weight.data_ptr() % 16 == 0", ""),
+        },
+    ),
+    *mutations(
         "python/specdec/models/stored_weights.py",
         "tests/models/test_stored_weights.py",
         {

@@ -1,7 +1,7 @@
 """The CUDA kernels on a CPU: compiled by g++ with the host's implementation of csrc/cuda/simt.h, called through ctypes.
 
-The functions in OPERATIONS have the operations' signatures (specdec_kernels/ops.py). The launches take
-turns over the numbers of threads in THREADS.
+The functions in OPERATIONS have the operations' signatures (specdec_kernels/ops.py). Their launches take turns over the
+numbers of threads in THREADS. ``linear`` is one layer.
 """
 
 from __future__ import annotations
@@ -70,6 +70,13 @@ class SpeculativeStepParams(ctypes.Structure):
     ]  # fmt: skip
 
 
+class LinearParams(ctypes.Structure):
+    _fields_ = [
+        ("x", pointer), ("weight", pointer), ("bias", pointer), ("y", pointer), ("dtype", int32), ("rows", int32),
+        ("inputs", int32), ("outputs", int32), ("x_stride", int64),
+    ]  # fmt: skip
+
+
 @functools.cache
 def library() -> ctypes.CDLL:
     """The compiled kernels, built once for all test processes, and again if a source has changed. SPECDEC_SIMT_FLAGS:
@@ -84,14 +91,14 @@ def library() -> ctypes.CDLL:
         subprocess.run(["g++", *flags, *units, "-o", mine], check=True)
         mine.replace(built)
     loaded = ctypes.CDLL(str(built))
-    for name in OPERATIONS:
+    for name in (*OPERATIONS, "linear"):
         getattr(loaded, name).restype = ctypes.c_char_p
     return loaded
 
 
 class Counts(ctypes.Structure):
-    """What kernels have done: loads of 16 bytes of logits, atomic additions and how many were to one word, launches and
-    their blocks."""
+    """What kernels have done: loads of 16 bytes of logits or weights, atomic additions and how many were to one word,
+    launches and their blocks."""
 
     _fields_ = [(name, int64) for name in ("loads", "additions", "most", "launches", "blocks")]
 
@@ -199,6 +206,19 @@ def speculative_step(
     )  # fmt: skip
     call("speculative_step", params, threads)
     return tokens, num_accepted, status, num_emitted, *logs
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x [rows, inputs], whose rows may lie apart."""
+    (rows, inputs), outputs, keep = x.shape, len(weight), []
+    y = torch.full((rows, outputs), float("nan"), dtype=x.dtype)
+    params = LinearParams(
+        x.data_ptr(), address(weight, keep), address(bias, keep), y.data_ptr(), DTYPES[x.dtype], rows, inputs, outputs,
+        x.stride(0) * x.element_size(),
+    )  # fmt: skip
+    fault = library().linear(ctypes.byref(params), ctypes.c_uint64(next(_seeds)))
+    assert fault == b"", fault.decode()
+    return y
 
 
 OPERATIONS = {f.__name__: f for f in (draft_step, speculative_step)}

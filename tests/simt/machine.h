@@ -44,7 +44,7 @@ void access(const void* place, int size, Access kind);  // another fiber may run
 void count_load();
 // What threads have done.
 struct Counts {
-  int64_t loads;            // of 16 bytes of logits, and of single ones
+  int64_t loads;            // of 16 bytes of logits or weights
   int64_t additions, most;  // atomic additions, and how many of a run were to one word
   int64_t launches, blocks;
 };
@@ -123,6 +123,46 @@ inline float half_to_float(uint32_t bits) {
   const uint32_t magnitude = bits & 0x7fffu;
   const uint32_t finite = as_bits(as_float(magnitude << 13) * 0x1p112f);
   return as_float((magnitude >= 0x7c00u ? (magnitude << 13) | 0x7f800000u : finite) | (bits & 0x8000u) << 16);
+}
+
+inline uint16_t nearest_bfloat16(float value) {
+  const uint32_t bits = as_bits(value);
+  return value != value ? 0x7fffu : (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+}
+
+inline uint16_t nearest_float16(float value) {
+  const uint32_t sign = as_bits(value) >> 16 & 0x8000u, bits = as_bits(value) & 0x7fffffffu;
+  const float magnitude = as_float(bits);
+  if (value != value) return 0x7fffu;
+  if (magnitude >= 65520.0f) return sign | 0x7c00u;
+  if (magnitude < 0x1p-14f) return sign | static_cast<uint32_t>(nearbyintf(magnitude * 0x1p24f));  // these are even
+  return sign | (bits - (112u << 23) + 0xfffu + (bits >> 13 & 1u)) >> 13;
+}
+
+// As a GPU's fragments lie: element k of row r of `a` in lane 4 (r % 8) + k % 8 / 2, of column c of `b` in lane 4 c +
+// k % 8 / 2. Products are exact, and rounded once with the sum.
+template <class ToFloat>
+void multiply_add(float (&sum)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], const ToFloat& to_float) {
+  uint32_t all_a[32][4];
+  memcpy(all_a, exchange(a, sizeof(a)), sizeof(all_a));
+  const char* all_b = exchange(b, sizeof(b));
+  for (int e = 0; e < 4; ++e) {
+    const int row = thread() % 32 / 4 + e / 2 * 8, column = thread() % 4 * 2 + e % 2;
+    double total = sum[e];
+    for (int k = 0; k < 16; ++k) {
+      uint32_t of_b;
+      memcpy(&of_b, all_b + 16 * (4 * column + k % 8 / 2) + 4 * (k / 8), sizeof(of_b));
+      const uint32_t of_a = all_a[4 * (row % 8) + k % 8 / 2][row / 8 + k / 8 * 2];
+      total += double{to_float(of_a >> 16 * (k % 2) & 0xffffu)} * to_float(of_b >> 16 * (k % 2) & 0xffffu);
+    }
+    sum[e] = static_cast<float>(total);
+  }
+}
+inline void multiply_add_bfloat16(float (&sum)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  multiply_add(sum, a, b, [](uint32_t bits) { return as_float(bits << 16); });
+}
+inline void multiply_add_float16(float (&sum)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  multiply_add(sum, a, b, [](uint32_t bits) { return half_to_float(bits); });
 }
 
 inline float larger(float a, float b) { return a != a ? a : b != b ? b : a > b ? a : b; }

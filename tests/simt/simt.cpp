@@ -1,6 +1,7 @@
 // Runs the operations' launches on fibers; called through ctypes.
 #include <vector>
 
+#include "../../csrc/cuda/linear.h"
 #include "../../csrc/cuda/stages.h"
 
 namespace {
@@ -40,6 +41,15 @@ extern "C" const char* draft_step(const DraftStepParams* params, int threads, ui
 
 extern "C" const char* speculative_step(const SpeculativeStepParams* params, int threads, uint64_t seed) {
   return on_fibers(*params, threads, seed, [](const auto&... all) { cuda::run_speculative_step(all...); });
+}
+
+// Blocks have as many threads as on a GPU, which determine the order of additions.
+extern "C" const char* linear(const cuda::LinearParams* params, uint64_t seed) {
+  fault.clear();
+  cuda::run_linear(*params, [&](auto* kernel, const auto& its, const cuda::Grid& grid) {
+    fault = simt::run({grid.x, grid.y, grid.z}, grid.threads, grid.shared, seed, [&] { kernel(its); });
+  });
+  return fault.c_str();
 }
 
 // What was done since the last call.

@@ -1,5 +1,5 @@
-"""Runs steps of the CUDA kernels on fibers for test_simt.py, built with sanitizers, which abort on a fault. Each tensor
-is an allocation of its own, so that what is beyond it is seen."""
+"""Runs steps and products of the CUDA kernels on fibers for test_simt.py, built with sanitizers, which abort on a
+fault. Each tensor is an allocation of its own, so that what is beyond it is seen."""
 
 from __future__ import annotations
 
@@ -36,7 +36,15 @@ def main() -> None:
                 RULES.index(rule), threads=threads,
             )  # fmt: skip
         steps += 1
-    print(f"{steps} steps")
+    products = 0
+    for dtype, rows, inputs, outputs in itertools.product(
+        (torch.bfloat16, torch.float16), (1, 8, 11, 16, 17), (32, 288, 1312), (1, 16, 37)
+    ):
+        x, weight, bias = (torch.randn(shape).to(dtype) for shape in ((rows, inputs), (outputs, inputs), (outputs,)))
+        expected = torch.nn.functional.linear(x, weight, bias)
+        torch.testing.assert_close(kernels.linear(x, weight, bias), expected, rtol=2e-2, atol=2e-2)
+        products += 1
+    print(f"{steps} steps, {products} products")
 
 
 if __name__ == "__main__":

@@ -40,7 +40,8 @@ def compiled(kernels: list[str], architecture: str, folder: Path) -> dict[str, K
     """Some of the kernels in csrc/cuda/, such as "sums_kernel<Any>(StepWork)", by these names."""
     source, cubin = folder / "kernels.cu", folder / "kernels.cubin"
     asked = [k.replace("(", "(const __grid_constant__ ") for k in kernels]
-    lines = [f'#include "{ROOT}/csrc/cuda/stages.h"', "using namespace specdec::cuda;"]
+    lines = [f'#include "{ROOT}/csrc/cuda/{header}.h"' for header in ("stages", "linear")]
+    lines.append("using namespace specdec::cuda;")
     source.write_text("\n".join([*lines, *(f"template __global__ void specdec::cuda::{k};" for k in asked), ""]))
     told = subprocess.run(
         [NVCC, *FLAGS, f"-arch={architecture}", source, "-o", cubin], check=True, capture_output=True, text=True

@@ -448,8 +448,8 @@ class CachedModel:
             self._prompts = self._steps
         elif changed:
             model = with_recurrence(self.model) if self.recurrent else self.model
-            merged = with_merged(with_native_linear(with_attention(model, self._attention)))
-            self._steps = with_native_layers(with_native_parts(merged, defers=self._attention == "fused"))
+            linear = with_native_linear(with_merged(with_attention(model, self._attention)))
+            self._steps = with_native_layers(with_native_parts(linear, defers=self._attention == "fused"))
             move_to_huge_pages(read_whole(self.model))
             self._recorded = RecordedForwards(weights)
             self._prompts = with_merged(model) if self._attention in ("flex", "fused") else self._steps

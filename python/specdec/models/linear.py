@@ -1,28 +1,28 @@
-"""Linear layers on a CPU, by a kernel of our own (csrc/cpu/linear.cpp)."""
+"""Linear layers by kernels of our own: of float32 on a CPU (csrc/cpu/linear.cpp), of 16 bits on a GPU (``product``)."""
 
 from __future__ import annotations
 
 import copy
 import functools
 from collections.abc import Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, TypeGuard, TypeVar, cast
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from specdec_kernels import Packing, build_info, linear, linears
 
 from .beside import Beside, beside_in
 from .copied_modules import with_modules
+from .product import DEVICE, DTYPES, product, takes
 
 M = TypeVar("M", bound=nn.Module)
 
 
 class NativeLinear(nn.Linear):
-    """What ``nn.Linear`` computes of float32, faster for the few tokens of a step, and the result of a token does not
-    depend on the number of the others. It shares the weights, hooks and all else of the layer that it stands for. Its
-    weights may be stored as bfloat16 or in blocks (``packed_weights``), which changes no result."""
+    """What ``nn.Linear`` computes, faster for the few tokens of a step, and the result of a token does not depend on
+    the number of the others. It shares the weights, hooks and all else of the layer that it stands for. Its weights may
+    be stored as bfloat16 or in blocks (``packed_weights``), which changes no result."""
 
     packing = Packing.NONE
 
@@ -32,7 +32,7 @@ class NativeLinear(nn.Linear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not is_ours(x) or torch.is_autocast_enabled("cpu"):
-            return F.linear(x, self.weight_as(x.dtype), self.bias)
+            return product(x, self.weight_as(x.dtype), self.bias)
         beside = vars(self).get("beside")
         if beside is not None and x.dim() == 3:
             return beside.take(self, x)
@@ -41,9 +41,9 @@ class NativeLinear(nn.Linear):
 
 
 def with_native_linear(model: M) -> M:
-    """Returns ``model`` with every float32 layer on a CPU that is an ``nn.Linear`` and no more as a
-    :class:`NativeLinear`, and with copies of those that are such already; ``model`` itself if there is neither, or no
-    native code.
+    """Returns ``model`` with every layer that is an ``nn.Linear`` and no more as a :class:`NativeLinear`, if it is of
+    float32 on a CPU or :func:`.product.takes` its weights, and with copies of those that are such already; ``model``
+    itself if there is neither, or no native code.
 
     Layers beside each other are computed in one operation. The model is not changed; see
     :func:`.copied_modules.with_modules`.
@@ -83,14 +83,15 @@ def is_native(model: nn.Module) -> bool:
 def _as_native(layer: nn.Module) -> nn.Module | None:
     if isinstance(layer, NativeLinear):
         return copy.copy(layer)
-    if not is_plain(layer, torch.float32):
+    on_gpu = is_plain(layer, *DTYPES, device=DEVICE) and takes(layer.weight)
+    if not on_gpu and not is_plain(layer, torch.float32):
         return None
     fast = copy.copy(layer)
     fast.__class__ = NativeLinear
     return fast
 
 
-def is_plain(module: nn.Module, *dtypes: torch.dtype, device: str = "cpu") -> bool:
+def is_plain(module: nn.Module, *dtypes: torch.dtype, device: str = "cpu") -> TypeGuard[nn.Linear]:
     """Whether it is an ``nn.Linear`` of one of these dtypes on such a device: not a subclass, quantised, or with a
     forward that was replaced."""
     if type(module) is not nn.Linear or "forward" in vars(module):

@@ -17,13 +17,13 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from ..checks import refuse
 from .beside import BESIDE, Beside, Names, all_beside, beside_in
 from .copied_modules import with_modules
 from .linear import is_plain
 from .prefill import is_out_of_memory
+from .product import product
 
 M = TypeVar("M", bound=nn.Module)
 SETTING = "SPECDEC_MERGED"
@@ -94,8 +94,8 @@ class _Product:
 
     def __call__(self, x: torch.Tensor) -> Sequence[torch.Tensor]:
         if not self.is_one:
-            return [F.linear(x, layer.weight, layer.bias) for layer in self.layers]
-        y = F.linear(x, self.weight.tensor, None if self.bias is None else self.bias.tensor)
+            return [product(x, layer.weight, layer.bias) for layer in self.layers]
+        y = product(x, self.weight.tensor, None if self.bias is None else self.bias.tensor)
         return y.split(self.sizes, -1)
 
 

@@ -16,6 +16,7 @@ from .decoder_layers import NativeLayer, with_native_layers
 from .linear import NativeLinear
 from .merged import SETTING, is_wanted
 from .native_parts import NativeAngles, NativeGated, NativeRMSNorm
+from .product import MOST_ROWS, UNIT, has_kernel
 
 
 def native_report(model: PreTrainedModel) -> dict[str, str]:
@@ -41,8 +42,15 @@ def native_report(model: PreTrainedModel) -> dict[str, str]:
         **({"recurrent layers": str(len(cached.recurrent))} if cached.recurrent else {}),
         **{name: str(sum(isinstance(m, kind) for m in modules)) for name, kind in kinds.items()},
         "decoder layers": f"{on_a_gpu} on a GPU, none on a CPU",
+        **({"on an NVIDIA GPU": _on_a_gpu([m for m in modules if isinstance(m, nn.Linear)])} if has_kernel() else {}),
         **(_forwards(cached) if cached.device.type == "cpu" else {}),
     }
+
+
+def _on_a_gpu(layers: list[nn.Linear]) -> str:
+    """Of a model that may be elsewhere now."""
+    count = sum(layer.in_features % UNIT == 0 for layer in layers)
+    return f"{count} of {len(layers)} linear layers in bfloat16 and float16, up to {MOST_ROWS} tokens at a time"
 
 
 def _forwards(cached: CachedModel) -> dict[str, str]:
