@@ -14,6 +14,7 @@ import subprocess
 from glob import glob
 from pathlib import Path
 
+import setuptools
 import torch
 from setuptools import setup
 from torch.utils import cpp_extension
@@ -24,6 +25,13 @@ PY_LIMITED_API = "cp311"  # torch defines Py_LIMITED_API itself
 # PTX serves later GPUs, which compile it themselves. That of 10.0 serves 11.0 (Thor) too, which older nvcc do not know.
 CUDA_ARCHITECTURES = "8.0;8.6;8.9;9.0a;10.0+PTX;12.0"
 
+OLDEST_SETUPTOOLS = 77  # the first that reads the licence of pyproject.toml; older ones answer with a page of errors
+
+if int(setuptools.__version__.split(".")[0]) < OLDEST_SETUPTOOLS:
+    raise SystemExit(
+        f"specdec needs setuptools >= {OLDEST_SETUPTOOLS} to build: got {setuptools.__version__}; "
+        f"pip install -U 'setuptools>={OLDEST_SETUPTOOLS}'"
+    )
 if platform.system() == "Windows":
     raise SystemExit("specdec builds on Linux and macOS; Windows is not supported")
 define_macros = [

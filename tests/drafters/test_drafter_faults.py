@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from specdec import AdaptiveDrafts
+from specdec import AdaptiveDrafts, SpeculativeDecoder
 from specdec.drafters import BatchState, Drafter, Drafts, DraftSession, Step
 from support.dropped import drops_drafter
 from support.models import generate, prompts, tunable_pair
@@ -73,6 +73,38 @@ def test_a_drafter_that_cannot_start(adaptive):
         result = generate(target, drafter, ragged, AdaptiveDrafts() if adaptive else 4, max_new_tokens=NEW)
     assert result.drafter_error == "OSError: no file" and drafter.calls == 0
     assert result.tokens == generate(target, None, ragged, 0, max_new_tokens=NEW).tokens
+
+
+def test_a_drafter_that_starts_no_session():
+    class Forgets(Drafter):
+        def start(self, batch):
+            Failing(None)  # and no return
+
+    target, ragged = tunable_pair(0.3)[0], prompts(2, 2, 9)
+    with drops_drafter("TypeError: start.. returned NoneType, allowed: DraftSession"):
+        result = generate(target, Forgets(), ragged, 4, max_new_tokens=NEW)
+    assert result.drafter_error == "TypeError: start() returned NoneType, allowed: DraftSession"
+    assert result.tokens == generate(target, None, ragged, 0, max_new_tokens=NEW).tokens
+
+
+@pytest.mark.parametrize(("kind", "method"), [(Drafter, "start"), (DraftSession, "propose")])
+def test_a_method_that_was_not_written_is_named_before_anything_is_decoded(kind, method):
+    unfinished = type("Unfinished", (kind,), {"__doc__": "Has no method."})
+    with pytest.raises(TypeError, match=f"abstract class Unfinished .*{method}"):
+        unfinished()
+    type("Whole", (unfinished,), {method: lambda self, _: None})()
+
+
+def test_what_is_no_drafter_is_told_of_what_is_one():
+    class Similar:
+        def start(self, batch):
+            return Failing(None)
+
+    target = tunable_pair(0.3)[0]
+    with pytest.raises(ValueError, match="^draft: got Similar, allowed: .* or a specdec.drafters.Drafter such as"):
+        SpeculativeDecoder(target, Similar())
+    with pytest.raises(ValueError, match=r"^draft: got the class Failing, allowed: .* Failing\(...\) makes"):
+        SpeculativeDecoder(target, Failing)
 
 
 def test_a_drafter_that_fails_while_it_is_measured():

@@ -150,6 +150,17 @@ def test_names_and_paths_are_no_drafts():
         speculate(drafter="suffix")
 
 
+def test_speculate_that_was_not_called_is_told_of():
+    target, draft = tunable_pair(0.3)
+    for more in ({}, {"num_drafts": 3, "seed": 5}, {"draft_model": draft}):  # which generate hands on
+        with pytest.raises(
+            ValueError, match=r"^custom_generate: got specdec.speculate itself, allowed: .*speculate\(\)"
+        ):
+            target.generate(**ragged((0,)), max_new_tokens=3, custom_generate=speculate, **more)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'num_draft'"):
+        speculate(num_draft=3)
+
+
 def test_what_it_returns_is_shown_in_a_line():
     draft = tunable_pair(0.3)[1]
     said = "<specdec.speculate: a LlamaForCausalLM drafts, num_drafts=3, rule=None>"

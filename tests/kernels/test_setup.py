@@ -1,9 +1,11 @@
 """Where setup.py keeps what it compiled: in one folder, and in another one for another torch or compiler. What it names
-for the source distribution: all of csrc/."""
+for the source distribution: all of csrc/. What it refuses."""
 
 from __future__ import annotations
 
+import re
 import runpy
+import tomllib
 from collections.abc import Callable
 
 import pytest
@@ -58,3 +60,21 @@ def test_objects_stay_until_torch_or_the_compiler_is_another(objects, monkeypatc
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
     assert len({usual, other_torch, objects()}) == 3
+
+
+def test_a_setuptools_that_cannot_read_the_projects_file_is_refused_in_a_line(monkeypatch):
+    (oldest,) = (
+        found[1]
+        for requirement in tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+        if (found := re.fullmatch(r"setuptools>=(\d+)", requirement))
+    )
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(setuptools, "__version__", "65.5.0")  # what a new environment of Python 3.11 has
+    monkeypatch.setattr(setuptools, "setup", lambda **given: pytest.fail("setup was called"))
+    with pytest.raises(SystemExit) as refused:
+        runpy.run_path("setup.py")
+    message = f"specdec needs setuptools >= {oldest} to build: got 65.5.0; pip install -U 'setuptools>={oldest}'"
+    assert str(refused.value) == message
+    for told in ("README.md", "tools/torch-cpu.txt", "examples/Dockerfile"):  # none takes the one that is there
+        named = re.findall(r"setuptools\S*", (ROOT / told).read_text())
+        assert named and all(name.strip("'") == f"setuptools>={oldest}" for name in named)

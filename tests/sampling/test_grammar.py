@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 import time
@@ -13,6 +14,7 @@ from specdec.sampling.grammar import GrammarCompiler, check_source
 from specdec.sampling.grammar_limits import LONGEST
 from specdec.sampling.grammar_masks import GrammarMasks
 from specdec.sampling.grammar_source import MOST_CHOICES, GrammarSource
+from transformers import AddedToken
 
 OBJECT = {
     "type": "object",
@@ -224,18 +226,27 @@ def test_forced_tokens_are_those_of_masks_with_one_bit(compiler, tokenizer):
 
 
 @pytest.mark.parametrize("source", [schema(OBJECT), regex("a/b"), choice(["yes"]), lark('start: "x"')])
-@pytest.mark.parametrize(("mark", "special"), [("</think>", False), ("<|pad|>", True)])
-def test_a_grammar_may_begin_after_a_mark(compiler, tokenizer, source, mark, special):
-    """Before it there is any text but an end; after it, what the grammar allows first."""
+@pytest.mark.parametrize("mark", ["</think>", "<|pad|>", "<end of thought>", "[/THINK]", 'say "so" now\\'])
+def test_a_grammar_may_begin_after_a_mark(pair, source, mark):
+    """Before it there is any text but an end; after it, what the grammar allows first. An added token may have any
+    name."""
+    tokenizer = copy.deepcopy(pair[2])
+    if mark != "</think>":  # which is a text
+        tokenizer.add_tokens([AddedToken(mark, special=True)])
+    compiler = GrammarCompiler(tokenizer, len(tokenizer) + 40, [0])
     masks, alone = (GrammarMasks(compiler.vocab_size, torch.device("cpu")) for _ in range(2))
-    masks.begin(0, compiler.compile(source.after(mark, special)))
+    after = source.after(mark if mark == "</think>" else tokenizer.convert_tokens_to_ids(mark))
+    masks.begin(0, compiler.compile(after))
     alone.begin(0, compiler.compile(source))
     thoughts, none = tokenizer(f"I {{think}}\n so{mark}").input_ids, torch.zeros(1, 0, dtype=torch.int64)
     found = masks.after(masks.send(torch.tensor([thoughts])))[0]
     assert all(len(allowed(row)) > 3000 and 0 not in allowed(row) for row in found[:-1])
     assert torch.equal(found[-1], alone.after(alone.send(none))[0, 0])
-    with pytest.raises(ValueError, match="^mark: got 'end', allowed: a special token"):
-        source.after("end", special=True)
+    for wrong in (-1, True, None, ""):
+        with pytest.raises(ValueError, match=f"^mark: got {wrong!r}, allowed: a text, or the id of an added token"):
+            source.after(wrong)
+    with pytest.raises(ValueError, match="^grammar: llguidance cannot hold it: .*99999"):
+        compiler.compile(source.after(99_999))
 
 
 def test_a_grammar_has_others_in_it(compiler, tokenizer):

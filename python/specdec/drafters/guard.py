@@ -31,7 +31,7 @@ class GuardedSession:
         self.error: str | None = None
         self.raising, self._batch = False, batch
         self._session: DraftSession | None = None
-        self._session = self._guarded(lambda: drafter.start(batch))
+        self._session = self._guarded(lambda: _started(drafter, batch))
 
     @property
     def alive(self) -> bool:
@@ -122,6 +122,13 @@ class GuardedSession:
         if not isinstance(drafts.masked, int) or not 0 <= drafts.masked <= tokens.shape[1]:
             refuse("masked", repr(drafts.masked), f"0 to {tokens.shape[1]}")
         return drafts
+
+
+def _started(drafter: Drafter, batch: BatchState) -> DraftSession:
+    session = drafter.start(batch)
+    if not isinstance(session, DraftSession):
+        raise TypeError(f"start() returned {type(session).__name__}, allowed: DraftSession")
+    return session
 
 
 def _out_of_order(parents: torch.Tensor) -> bool:

@@ -18,6 +18,7 @@ A drafter that raises, or returns what verification would refuse, is dropped for
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -176,7 +177,7 @@ class Drafts(NamedTuple):
         return self._replace(status=status)
 
 
-class DraftSession:
+class DraftSession(ABC):
     """A drafter's state for one batch. It starts without sequences.
 
     ``propose`` is not called for steps without drafts, so between two calls a text may have grown by any number of
@@ -199,9 +200,9 @@ class DraftSession:
         """Reads the texts of rows that draft next, if more than their last two tokens may be new: those of new
         sequences, and those after steps without drafts. The tokens before ``starts`` were seen."""
 
+    @abstractmethod
     def propose(self, step: Step) -> Drafts:
         """Returns the step's drafts: chains, or trees if ``BatchState.nodes`` is not 0."""
-        raise NotImplementedError
 
     def accepted(self, path: torch.Tensor) -> None:
         """Takes the accepted nodes of the tree that ``propose`` returned, [n, D + 1] int64, then -1 (``TreeStep``)."""
@@ -213,7 +214,7 @@ class DraftSession:
         """Leaves a cache of its own to later batches (``CachedModel.keep``). Called last, if at all."""
 
 
-class Drafter:
+class Drafter(ABC):
     """Starts a session for each batch.
 
     Attributes:
@@ -241,9 +242,9 @@ class Drafter:
         """Whether its attention reads only the slots that are filled, whatever ``Step.visible`` says."""
         return self.model is None or self.model.reads_only_filled
 
+    @abstractmethod
     def start(self, batch: BatchState) -> DraftSession:
         """Returns the session of a new batch."""
-        raise NotImplementedError
 
     def check(self, target: CachedModel, nodes: int, most_drafts: int) -> None:
         """Raises ValueError if it cannot draft for this target, or no trees of N nodes (0: chains) and paths of K."""

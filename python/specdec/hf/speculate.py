@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, cast
 
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
@@ -32,7 +33,24 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
     from transformers.generation.streamers import BaseStreamer
 
+P = ParamSpec("P")
+T = TypeVar("T")
 
+
+def _called_first(function: Callable[P, T]) -> Callable[P, T]:
+    """Refuses the call of ``generate``, whose callable is not the function but what it returns."""
+
+    @functools.wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> T:
+        if "logits_processor" in kwargs:
+            name = f"specdec.{function.__name__}"
+            refuse("custom_generate", f"{name} itself", f"what it returns: {name}(), or {name}(draft_model)")
+        return function(*args, **kwargs)
+
+    return called
+
+
+@_called_first
 def speculate(
     draft_model: PreTrainedModel | None = None,
     *,

@@ -82,7 +82,7 @@ def cached_model(
     refuse_unloaded(name, model)
     whole, model = model, _without_adapters(model, name)
     if not isinstance(model, PreTrainedModel):
-        refuse(name, type(model).__name__, "a transformers causal LM")
+        refuse(name, type(model).__name__, f"a transformers causal LM{_or_drafter(name)}")
     config = model.config.get_text_config(decoder=True)
     described = f"model type {config.model_type!r}"
     if model.config.is_encoder_decoder:
@@ -113,10 +113,16 @@ def cached_model(
 
 
 def refuse_unloaded(name: str, model: object) -> None:
-    """Raises ValueError naming ``name`` where a path, or a drafter's name, stands in place of the object."""
+    """Raises ValueError naming ``name`` where a path, a drafter's name, or a class stands in place of the object."""
     if isinstance(model, str | os.PathLike):
-        allowed = "a loaded model (specdec.load_model and load_pair load one), or a drafter such as SuffixDrafter()"
+        allowed = f"a loaded model (specdec.load_model and load_pair load one){_or_drafter(name)}"
         refuse(name, shown(os.fspath(model)), allowed)
+    if isinstance(model, type):
+        refuse(name, f"the class {model.__name__}", f"an object of it, as {model.__name__}(...) makes one")
+
+
+def _or_drafter(name: str) -> str:
+    return "" if name == "target" else ", or a specdec.drafters.Drafter such as SuffixDrafter()"
 
 
 def _is_known(model: PreTrainedModel) -> bool:

@@ -97,22 +97,21 @@ class GrammarSource:
             check_schema(name, schema)
         return cls("lark", text)
 
-    def after(self, mark: str, special: bool = False) -> GrammarSource:
+    def after(self, mark: str | int) -> GrammarSource:
         """Any text up to ``mark``, such as "</think>", and then this. It is one grammar, so the mark may come anywhere
         in what a step drafts.
 
         Args:
-            special: whether the mark is an added token of the tokenizer, as special ones are: the library has none of
-                them in other texts.
+            mark: a text, or the id of an added token of the tokenizer, as special ones are: the library has none of
+                them in a text.
         """
-        _check_text("mark", mark, "a text")
-        if special and not (mark.startswith("<") and mark.endswith(">")):
-            refuse("mark", shown(mark), "a special token in angle brackets")
-        before = (
-            f"start: TEXT {mark} @answer\nTEXT: "
-            if special
-            else (f"start: text @answer\ntext[suffix={json.dumps(mark, ensure_ascii=False)}]: ")
-        )
+        if isinstance(mark, int):
+            if isinstance(mark, bool) or mark < 0:
+                refuse("mark", mark, "a text, or the id of an added token")
+            before = f"start: TEXT <[{mark}]> @answer\nTEXT: "
+        else:
+            _check_text("mark", mark, "a text, or the id of an added token")
+            before = f"start: text @answer\ntext[suffix={json.dumps(mark, ensure_ascii=False)}]: "
         return self.joined(before + r"/(.|\n)*/", {"answer": self})
 
     @classmethod

@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import logging
+import re
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 
@@ -184,6 +185,27 @@ def test_other_content_types_are_refused():
         assert await status(**{"Content-Type": "application/json", "Content-Encoding": "gzip"}) == 415
         assert (await client.post("/body", content=b"{}")).status_code == 415
         assert await status(**{"Content-Type": "application/json"}) == 200
+
+    run(test)
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "application/json", None])
+def test_what_no_route_takes_is_told_of_the_routes_whatever_its_body_is(kind):
+    headers = {} if kind is None else {"Content-Type": kind}
+
+    async def test(client):
+        for path, status, code in (
+            ("/v1/embeddings", 404, "not_found"),
+            ("/health", 405, "method_not_allowed"),
+            ("/body", 400 if kind == "application/json" else 415, None),  # which there is
+        ):
+            answer = await client.post(path, content=b"{not JSON", headers=headers)
+            error = error_of(answer)
+            assert answer.status_code == status and error["code"] == (code or error["code"])
+            if code is not None:
+                assert error["message"].startswith(f"POST {path}: ")
+                for route in ("POST /v1/chat/completions", "GET /v1/models/{name}", "GET /", "POST /predict"):
+                    assert route in re.split(", |allowed: ", error["message"])
 
     run(test)
 

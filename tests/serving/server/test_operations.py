@@ -19,6 +19,24 @@ def test_models(within, service):
     assert other.status_code == 404 and other.json()["error"]["code"] == "model_not_found"
 
 
+@pytest.mark.parametrize("given", [{}, {"model": None}, {"model": ""}, {"model": "embedded"}])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("completions", {"prompt": "x = ", "max_tokens": 3}), ("responses", {"input": "x = ", "max_output_tokens": 3})],
+)
+def test_a_request_without_a_model_is_one_to_the_only_one(within, service, monkeypatch, path, body, given):
+    monkeypatch.setattr(service.tokenizer, "chat_template", "{% for m in messages %}{{ m.content }}{% endfor %}")
+
+    async def ask(client):
+        return [await client.post(f"/v1/{path}", json={**body, **named}) for named in (given, {"model": "embeded"})]
+
+    taken, other = within(ask)
+    assert taken.status_code == 200 and taken.json()["model"] == "embedded"
+    told = other.json()["error"]
+    assert (other.status_code, told["param"], told["code"]) == (404, "model", "model_not_found")
+    assert "'embedded'" in told["message"]
+
+
 def test_health_and_ready(within, service):
     async def ask(client):
         return [(await client.get(path)).status_code for path in ("/health", "/ready")]

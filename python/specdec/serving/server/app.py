@@ -57,10 +57,16 @@ def create_app(service: Service, on_loopback: bool = False) -> FastAPI:
     async def not_found(request: Request, error: HTTPException) -> JSONResponse:
         code = HTTPStatus(error.status_code).name.lower()  # not_found, method_not_allowed
         headers = dict(error.headers) if error.headers else None
-        return ApiError(error.status_code, str(error.detail), code, headers=headers).response(request.scope)
+        told = str(error.detail)
+        if error.status_code in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED):
+            told = f"{request.method[:20]} {request.url.path[:100]}: {told}; allowed: {', '.join(offered)}"
+        return ApiError(error.status_code, told, code, headers=headers).response(request.scope)
 
     parts = [part.router for part in (completions, operations, page, predict)]
     routes = [route for each in (app, *parts) for route in each.routes if isinstance(route, Route)]
+    offered = [
+        f"{method} {route.path_format}" for route in routes for method in sorted((route.methods or set()) - {"HEAD"})
+    ]
     for router in parts:
         app.include_router(router)
     shared = bool(service.settings.cors_origins)

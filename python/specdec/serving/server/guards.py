@@ -10,6 +10,7 @@ import math
 import time
 
 from starlette.datastructures import Headers
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import ApiError
@@ -48,7 +49,9 @@ class Guards:
             self._check_key(scope, headers)
             self._check_phase(scope)
             self._check_rate(scope)
-            if (body := await self._read_body(scope, headers, receive)) is None:
+            # What no route takes is answered 404 or 405, whatever its body is.
+            body = await self._read_body(scope, headers, receive) if taken(scope) else b""
+            if body is None:
                 return  # the client has left
         except ApiError as error:
             return await error.response(scope)(scope, receive, send)
@@ -131,6 +134,11 @@ class Guards:
     def _too_large(self, given: str) -> ApiError:
         told = f"the body: got {given[:20]} bytes, allowed: {self.settings.max_body_bytes}"
         return ApiError(413, told, "body_too_large")
+
+
+def taken(scope: Scope) -> bool:
+    """Whether a route takes the path with this method."""
+    return any(route.matches(scope)[0] is Match.FULL for route in scope["app"].routes)
 
 
 def digest(key: str) -> bytes:

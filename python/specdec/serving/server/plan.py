@@ -139,7 +139,7 @@ async def plan_chat(service: Service, body: ChatRequest, owner: Hashable) -> Pla
 
 
 def _check(service: Service, body: GenerationBody) -> None:
-    if body.model != service.name:
+    if body.model and body.model != service.name:
         message = f"The model {body.model[:60]!r} does not exist here; {service.name!r} does."
         raise ApiError(404, message, "model_not_found", "model")
     if body.stream_options is not None and not body.stream:

@@ -85,7 +85,7 @@ class StructuredOutputs(Strict):
 class GenerationBody(Strict):
     """What both endpoints take."""
 
-    model: str
+    model: str | None = None  # OpenAI's interface asks for it; here there is only one
     max_tokens: int | None = Field(None, ge=0, lt=2**31)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, ge=0, le=1)
