@@ -90,20 +90,31 @@ class _Marks(StoppingCriteria):
 
 
 class Transformers:
-    """``generate`` with its dynamic cache, eager; with an ``assistant``: assisted. Each window is a text of its own."""
+    """``generate`` with its dynamic cache, eager, or with a static one, with which it compiles on a GPU; with an
+    ``assistant``: assisted, which takes static caches since transformers 5.24. Each window is a text of its own."""
 
-    def __init__(self, name: str, cell: Cell, model: PreTrainedModel, assistant: PreTrainedModel | None = None):
+    def __init__(
+        self,
+        name: str,
+        cell: Cell,
+        model: PreTrainedModel,
+        assistant: PreTrainedModel | None = None,
+        static: bool = False,
+    ):
         self.name, self.cell, self.model, self.assistant = name, cell, model, assistant
+        self.cache = "static" if static else None
 
     def open(self) -> None:
-        self.window()
+        for _ in range(1 if self.cache is None else 3):  # compiled in the first, captured in the second
+            self.window()
 
     def window(self) -> Window:
         torch.manual_seed(0)
         ids = torch.tensor(self.cell.prompts(self.model), device=self.model.device)
         noted = _Marks(self.cell)
-        ends = {"max_new_tokens": self.cell.room, "stopping_criteria": StoppingCriteriaList([noted]), "pad_token_id": 0}
-        how = {"assistant_model": self.assistant, "do_sample": True, "top_k": 0}
+        most = self.cell.new_tokens + SLACK  # a static cache has no more slots than the window needs
+        ends = {"max_new_tokens": most, "stopping_criteria": StoppingCriteriaList([noted]), "pad_token_id": 0}
+        how = {"assistant_model": self.assistant, "cache_implementation": self.cache, "do_sample": True, "top_k": 0}
         self.model.generate(ids, attention_mask=torch.ones_like(ids), **ends, **how)
         (begun, first), (ended, last) = noted.marks[0], noted.marks[-1]
         return Window(ended - begun, last - first, len(noted.marks) - 1)
@@ -253,10 +264,11 @@ def forward_costs(decoder: SpeculativeDecoder, cell: Cell, graphs: bool, seconds
 def contenders(
     pair: TunablePair, cell: Cell, modes: Sequence[str], assisted: bool = True
 ) -> list[Transformers | Specdec]:
-    found: list[Transformers | Specdec] = [Transformers("transformers", cell, pair.target)]
+    theirs: list[tuple[str, PreTrainedModel | None]] = [("transformers", None)]
     if cell.batch == 1 and assisted:  # transformers' assisted generation takes one sequence
         for name, k in ((f"assisted K={cell.num_drafts}", cell.num_drafts), ("assisted default", None)):
-            found.append(Transformers(name, cell, pair.target, assistant_with(pair.draft, k)))
+            theirs.append((name, assistant_with(pair.draft, k)))
+    found: list[Transformers | Specdec] = [Transformers(name, cell, pair.target, other) for name, other in theirs]
     decoders: dict[tuple[bool, bool], SpeculativeDecoder] = {}
     for mode, speculative in itertools.product((MODES[m] for m in modes), (False, True)):
         models = (pair.target, pair.draft, cell.num_drafts) if speculative else (pair.target, None, 0)
@@ -264,7 +276,8 @@ def contenders(
         decoders[key] = decoders.get(key) or SpeculativeDecoder(*models, compile=mode.compiled)
         name = f"{f'specdec K={cell.num_drafts}' if speculative else 'plain'} {mode}"
         found.append(Specdec(name, cell, decoders[key], mode))
-    return found
+    # These compile for minutes on a GPU, so they are the first that a limit of time leaves out.
+    return found + [Transformers(f"{name} static", cell, pair.target, other, True) for name, other in theirs]
 
 
 def measure(
@@ -363,6 +376,7 @@ def judged(row: dict, speeds: Mapping[str, list[float]], cell: Cell) -> dict[str
         return found
     others = {"baseline": baseline, "transformers": fastest(speeds, "transformers")}
     others["assisted"] = fastest(speeds, "assisted")
+    found["peers"] = {name: other for name, other in others.items() if other is not None}
     over = {name: ratios(speeds[mine], speeds[other]) for name, other in others.items() if other is not None}
     found["times"] = over
     costs = row["forwards"].get("+".join(w for w in mine.split()[-1].split("+") if w != "deferred") or "eager", {})

@@ -44,6 +44,10 @@ SPEEDS = {
 def test_the_fastest_is_compared_with_the_fastest_of_others():
     found = judged(ROW, SPEEDS, CELL)
     assert found["fastest"] == "specdec K=3 compiled+graphs+deferred" and found["baseline"] == "plain eager"
+    assert found["peers"]["assisted"] == "assisted K=3"
+    faster = {"assisted K=3 static": [95.0, 95.0], "transformers static": [49.0, 49.0]}
+    peers = judged(ROW, SPEEDS | faster, CELL)["peers"]  # transformers' best way, whichever it is
+    assert (peers["assisted"], peers["transformers"]) == ("assisted K=3 static", "transformers")
     assert {name: times["median"] for name, times in found["times"].items()} == {
         "baseline": 1.5, "transformers": 6.0, "assisted": pytest.approx(300 / 90)
     }  # fmt: skip
@@ -118,7 +122,9 @@ def test_no_method_begins_when_the_time_is_up():
     measured, speeds = bench_loop.measure(methods, CELL, CPU, time.perf_counter() - 1, 0.0)
     assert speeds == {} and measured["methods"] == []
     names = {f"{who} {mode}" for who in ("plain", "specdec K=3") for mode in ("eager", "graphs")}
-    assert measured["unavailable"].keys() == {"transformers", "assisted K=3", "assisted default"} | names
+    caches = ("", " static")
+    theirs = {f"{who}{cache}" for who in ("transformers", "assisted K=3", "assisted default") for cache in caches}
+    assert measured["unavailable"].keys() == theirs | names
     assert all("--limit" in why for why in measured["unavailable"].values())
 
 
@@ -180,7 +186,10 @@ def test_the_loop_reports(tmp_path):
     assert (row["B"], row["context"], row["K"]) == (1, 16, 2)
     by_name = {m["name"]: m for m in row["methods"]}
     ours = [f"{who} {mode}" for mode in ("eager", "deferred") for who in ("plain", "specdec K=2")]
-    assert [*by_name] == ["transformers", "assisted K=2", "assisted default", *ours]
+    theirs = ["transformers", "assisted K=2", "assisted default"]
+    taken = [f"{name} static" for name in theirs if f"{name} static" not in row["unavailable"]]
+    assert [*by_name] == [*theirs, *ours, *taken] and "transformers static" in taken
+    assert row["found"]["peers"]["transformers"] in ("transformers", "transformers static")
     for name, m in by_name.items():
         assert m["tokens_per_second"].keys() == SUMMARY and m["tokens_per_second"]["median"] > 0
         assert (m["tau"] == 1) == name.startswith(("plain", "transformers")) and m["tau"] <= 21
@@ -191,7 +200,10 @@ def test_the_loop_reports(tmp_path):
     assert row["floor"]["bytes"]["step"] == row["floor"]["bytes"]["target"] + 2 * row["floor"]["bytes"]["draft"]
     assert all(m["step_seconds"] > 0 and m["tokens"] >= 3 for m in row["methods"])
     assert row["unavailable"].keys() == {"plain graphs", "specdec K=2 graphs"}
+    refused = {name: why for name, why in row["unavailable"].items() if name.startswith("assisted")}  # before 5.24
+    assert row["unavailable"].keys() == {"plain graphs", "specdec K=2 graphs", *refused}
     assert "GPUs" in row["unavailable"]["plain graphs"]
+    assert all("Static cache" in why for why in refused.values())
 
 
 def test_methods_take_turns_on_a_cpu(monkeypatch):
