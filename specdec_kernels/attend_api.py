@@ -148,8 +148,8 @@ def _check(q, k, v, keys, values, slots, seen, angles, sinks, counter) -> None:
     ]
     for part, name in zip(angles or (), ("cos", "sin"), strict=False):
         width = angles[0].shape[-1] if angles[0].shape[-1] in (size, size / 2) else size
-        shapes = ((rows, tokens, width), (1, tokens, width))[: 1 if len(angles[0]) == rows else 2]
-        expected.append((f"angles, {name}", part, shapes if size % 2 == 0 else (), dtype))
+        allowed = ((rows, tokens, width), (1, tokens, width))[: 1 if len(angles[0]) == rows else 2]
+        expected.append((f"angles, {name}", part, allowed if size % 2 == 0 else (), dtype))
     for name, given, shapes, dtypes in expected:
         if given is None:
             continue

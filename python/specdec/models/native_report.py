@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from specdec_kernels import MOST_ATTENDING, Packing
 
-from .attention import why_its_own
+from .attention_choice import why_its_own
 from .cached_model import CachedModel
 from .linear import NativeLinear
 from .native_parts import NativeAngles, NativeGated, NativeRMSNorm
