@@ -129,7 +129,7 @@ def _check(q, k, v, keys, values, slots, seen, angles, sinks, counter) -> None:
     (rows, heads, tokens, size), dtype = q.shape, (q.dtype,)
     if keys.dim() != 4 or values.dim() != 4:
         raise ValueError(f"keys: got {_told(keys)} and values {_told(values)}, allowed: [n, H_kv, S, D] each")
-    key_heads, slots_of_row, value_size = *keys.shape[1:3], values.shape[3]
+    key_heads, slots_of_row, value_size = keys.shape[1], keys.shape[2], values.shape[3]
     if key_heads == 0 or heads % key_heads:
         raise ValueError(f"keys: got {key_heads} heads, allowed: a divisor of the {heads} of q")
     for name, given in (("v", v), ("slots", slots)):

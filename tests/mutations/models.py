@@ -91,15 +91,12 @@ MUTATIONS: list[Mutation] = [
     ),
     *mutations(
         "python/specdec/models/deferred.py",
-        "tests/models/test_fused_attention.py::test_new_keys_are_stored_once",
+        "tests/models/test_fused_attention.py::test_keys_that_change_after_their_rotation",
         {
-            "deferred-keys-are-stored-again": ("            self.pending = False\n", ""),
             "deferred-keys-are-those-before-a-change": (
                 "isinstance(rotation, Rotation) and rotation is source_of(new.keys)",
                 "isinstance(rotation, Rotation)",
-                "tests/models/test_fused_attention.py::test_keys_that_change_after_their_rotation",
             ),
-            "deferred-values-are-keys": ("functools.partial(self.all, i)", "functools.partial(self.all, 0)"),
         },
     ),
     *mutations(
