@@ -129,7 +129,7 @@ def _check(q, k, v, keys, values, slots, seen, angles, sinks, counter) -> None:
     (rows, heads, tokens, size), dtype = q.shape, (q.dtype,)
     if keys.dim() != 4 or values.dim() != 4:
         raise ValueError(f"keys: got {_told(keys)} and values {_told(values)}, allowed: [n, H_kv, S, D] each")
-    key_heads, slots_of_row, value_size = *keys.shape[1:3], values.shape[3]
+    key_heads, slots_of_row, value_size = keys.shape[1], keys.shape[2], values.shape[3]
     if key_heads == 0 or heads % key_heads:
         raise ValueError(f"keys: got {key_heads} heads, allowed: a divisor of the {heads} of q")
     for name, given in (("v", v), ("slots", slots)):
@@ -148,8 +148,8 @@ def _check(q, k, v, keys, values, slots, seen, angles, sinks, counter) -> None:
     ]
     for part, name in zip(angles or (), ("cos", "sin"), strict=False):
         width = angles[0].shape[-1] if angles[0].shape[-1] in (size, size / 2) else size
-        shapes = ((rows, tokens, width), (1, tokens, width))[: 1 if len(angles[0]) == rows else 2]
-        expected.append((f"angles, {name}", part, shapes if size % 2 == 0 else (), dtype))
+        allowed = ((rows, tokens, width), (1, tokens, width))[: 1 if len(angles[0]) == rows else 2]
+        expected.append((f"angles, {name}", part, allowed if size % 2 == 0 else (), dtype))
     for name, given, shapes, dtypes in expected:
         if given is None:
             continue

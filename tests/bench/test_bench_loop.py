@@ -199,7 +199,6 @@ def test_the_loop_reports(tmp_path):
     assert row["forwards"]["eager"].keys() == {"target", "draft", "step", "c"} and 0 < row["cost_ratio"] < 1
     assert row["floor"]["bytes"]["step"] == row["floor"]["bytes"]["target"] + 2 * row["floor"]["bytes"]["draft"]
     assert all(m["step_seconds"] > 0 and m["tokens"] >= 3 for m in row["methods"])
-    assert row["unavailable"].keys() == {"plain graphs", "specdec K=2 graphs"}
     refused = {name: why for name, why in row["unavailable"].items() if name.startswith("assisted")}  # before 5.24
     assert row["unavailable"].keys() == {"plain graphs", "specdec K=2 graphs", *refused}
     assert "GPUs" in row["unavailable"]["plain graphs"]

@@ -8,8 +8,9 @@ import sys
 import pytest
 import torch
 from specdec import EarlyExitDrafter, SpeculativeDecoder
-from specdec.models import attention
-from specdec.models.attention import choose, with_attention
+from specdec.models import attention, attention_choice
+from specdec.models.attention import with_attention
+from specdec.models.attention_choice import choose
 from specdec.models.cached_model import CachedModel
 from specdec.models.supported import cached_model
 from specdec.models.tree import Tree
@@ -161,11 +162,11 @@ def test_choices(monkeypatch):
     with pytest.raises(ValueError, match=told):
         choose(model, "sdpa")
     with monkeypatch.context() as patch:
-        patch.setattr(attention, "has_native", lambda: False)
+        patch.setattr(attention_choice, "has_native", lambda: False)
         assert choose(model) == "model"
     assert choose(copy.deepcopy(model).bfloat16()) == "model"
     monkeypatch.setattr(type(model), "device", torch.device("cuda"))
-    monkeypatch.setattr(attention, "has_triton", lambda: True)
+    monkeypatch.setattr(attention_choice, "has_triton", lambda: True)
     with pytest.raises(ValueError, match="heads have 8 numbers"):
         choose(model, "flex")
     assert choose(model) == "model"
@@ -174,11 +175,11 @@ def test_choices(monkeypatch):
     with pytest.raises(ValueError, match="got 'fused' for LlamaForCausalLM, on 'cuda', where Triton does not work"):
         choose(model, "fused")
     with monkeypatch.context() as patch:
-        patch.setattr(attention, "has_fused", lambda device_type: device_type == "cuda")
+        patch.setattr(attention_choice, "has_fused", lambda device_type: device_type == "cuda")
         assert choose(model) == choose(model, "fused") == "fused" and choose(model, "flex") == "flex"
     with pytest.raises(ValueError, match="got 'native' for LlamaForCausalLM, on 'cuda'"):
         choose(model, "native")
-    monkeypatch.setattr(attention, "has_triton", lambda: False)
+    monkeypatch.setattr(attention_choice, "has_triton", lambda: False)
     assert choose(model) == "model"
     with pytest.raises(ValueError, match="Triton does not work"):
         choose(model, "flex")

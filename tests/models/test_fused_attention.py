@@ -9,7 +9,8 @@ import pytest
 import torch
 from specdec import SpeculativeDecoder
 from specdec.models import attention, deferred
-from specdec.models.attention import choose, seen_slots
+from specdec.models.attention import seen_slots
+from specdec.models.attention_choice import choose
 from specdec.models.cached_model import CachedModel
 from specdec.models.deferred import Deferred, computed, deferred_rotation
 from specdec.models.kv_cache import StaticKVCache
@@ -265,6 +266,18 @@ def test_new_keys_are_stored_once(read, calls):
         assert torch.equal(cache.layers[0].values, plain.layers[0].values)
     cache.write_at(slots, 12)
     assert type(cache.layers[1].update(k, v)[0]) is torch.Tensor
+
+
+def test_keys_that_change_after_their_rotation(calls):
+    """As by a norm that comes later: the kernel turns neither those nor the queries."""
+    cache, slots = StaticKVCache(tiny_model().config, 1, 12, "cpu"), torch.tensor([[0, 1, 2]])
+    q, k, v = (torch.randn(1, h, 3, 8) for h in (4, 2, 2))
+    cache.write_at(slots, 12, defers=True)
+    turned_q, turned_k = rotation_of(q, k, [])
+    keys, values = cache.layers[0].update(turned_k * 0.5, v)
+    seen = torch.stack((torch.zeros(1, 3, dtype=torch.int64), slots + 1), -1)
+    deferred.attend_deferred(turned_q, keys, values, seen)
+    assert torch.equal(cache.layers[0].keys[:, :, :3], k * 1.5) and calls == [(3, True, False)]
 
 
 def test_a_module_that_changes_keys_after_the_cache(monkeypatch, calls):

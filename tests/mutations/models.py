@@ -85,18 +85,17 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
+        "python/specdec/models/attention_choice.py",
+        "tests/models/test_attention_models.py",
+        {"attention-forgets-sinks": ('any(name.endswith("sinks")', 'any(name == "sinks"')},
+    ),
+    *mutations(
         "python/specdec/models/deferred.py",
-        "tests/models/test_fused_attention.py::test_new_keys_are_stored_once",
+        "tests/models/test_fused_attention.py::test_keys_that_change_after_their_rotation",
         {
-            "deferred-keys-are-stored-again": ("            self.pending = False\n", ""),
-            "deferred-rotations-are-forgotten": (
-                "q, k, angles = computed(query), computed(new.keys), None",
-                "q, k, angles = query.as_subclass(torch.Tensor), new.keys.as_subclass(torch.Tensor), None",
-                "tests/models/test_fused_attention.py -k 'logits_and_the_keys and phi'",
-            ),
-            "deferred-values-are-keys": (
-                "lambda i=i: self.all(i)",
-                "lambda i=i: self.all(0)",
+            "deferred-keys-are-those-before-a-change": (
+                "isinstance(rotation, Rotation) and rotation is source_of(new.keys)",
+                "isinstance(rotation, Rotation)",
             ),
         },
     ),
@@ -153,11 +152,6 @@ MUTATIONS: list[Mutation] = [
             "attention-padding-has-no-block": (
                 "((positions == 0).any(1) & (first_block > 0)).long()",
                 "torch.zeros_like(first_block)",
-            ),
-            "attention-forgets-sinks": (
-                'any(name.endswith("sinks")',
-                'any(name == "sinks"',
-                "tests/models/test_attention_models.py",
             ),
             "level-reads-up-to-its-root": ("tree.root + tree.depths.shape[1] - q", "tree.root"),
         },

@@ -42,17 +42,9 @@ MUTATIONS: list[Mutation] = [
                 "angle + token * angle_token, mine",
                 "angle + token * 0, mine",
             ),
-            "triton-attention-turns-queries-by-another-row": (
-                "angle = row * angle_row + of_token * angle_token",
-                "angle = of_token * angle_token",
-            ),
             "triton-attention-drops-the-last-range": (
                 "tl.range(first_range, last_range + 1, loop_unroll_factor=4)",
                 "tl.range(first_range, last_range, loop_unroll_factor=4)",
-            ),
-            "triton-attention-ranges-are-one-slot-short": (
-                "stop = tl.minimum(first_slot(number + 1), last + 1)",
-                "stop = tl.minimum(first_slot(number + 1) - 1, last + 1)",
             ),
             "triton-attention-stores-what-another-worker-reads": (
                 "owner = tl.where(read, (number - first_range) % tl.num_programs(2), 0)",
@@ -68,10 +60,6 @@ MUTATIONS: list[Mutation] = [
                 "first // BLOCK * BLOCK)",
                 "first)",
                 "tests/kernels/test_store_and_attend.py::test_bits_do_not_depend_on_how_tokens_are_fed",
-            ),
-            "triton-attention-forgets-sinks": (
-                "tl.full([ROWS], 1.0, tl.float32)",
-                "tl.zeros([ROWS], tl.float32)",
             ),
         },
     ),

@@ -14,18 +14,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from specdec_kernels import MOST_ATTENDING, native_threads
 
 from ..checks import refuse
-from .attention import (
-    MAX_QUERIES,
-    MOST_NODES,
-    Mask,
-    Queries,
-    block_mask,
-    choose,
-    dense_mask,
-    has_sinks,
-    seen_slots,
-    with_attention,
-)
+from .attention import MAX_QUERIES, MOST_NODES, Mask, Queries, block_mask, dense_mask, seen_slots, with_attention
+from .attention_choice import choose, has_sinks
 from .compiled import CompiledForward, compiled_copy
 from .copied_modules import numbers_in, same_objects
 from .decoder_layers import with_native_layers
@@ -112,8 +102,8 @@ class CachedModel:
     Args:
         model: a decoder-only ``PreTrainedModel`` in evaluation mode; ``specdec.models.supported`` lists which.
         name: the model's name in errors.
-        attention: "auto", "model", "flex", "native" or "fused" (``attention.choose``). Flex and fused serve decoding
-            steps; prompts are then read with the model's own attention.
+        attention: "auto", "model", "flex", "native" or "fused" (``attention_choice.choose``). Flex and fused serve
+            decoding steps; prompts are then read with the model's own attention.
         cache_dtype: the dtype to which its caches round keys and values; None: they are stored as computed.
         compile: decoding forwards go through ``torch.compile``, with the model's own modules. Prefill runs uncompiled,
             because every prompt has its own length and runs once.
@@ -203,7 +193,7 @@ class CachedModel:
 
     @property
     def attention(self) -> str:
-        """How a decoding forward's attention is computed, as ``attention.choose`` says it."""
+        """How a decoding forward's attention is computed, as ``attention_choice.choose`` says it."""
         return self._attention
 
     @property

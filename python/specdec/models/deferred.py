@@ -4,6 +4,7 @@ attention takes apart. Whoever else reads one has it computed first, so no model
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
@@ -110,7 +111,7 @@ class NewKeys:
 
     def deferred(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns all keys and all values, as what a cache gives."""
-        keys, values = (Deferred.of(self.stored[i], lambda i=i: self.all(i), self) for i in (0, 1))
+        keys, values = (Deferred.of(self.stored[i], functools.partial(self.all, i), self) for i in (0, 1))
         return keys, values
 
 

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from specdec_kernels import MOST_ATTENDING, Packing
 
-from .attention import why_its_own
+from .attention_choice import why_its_own
 from .beside import all_beside
 from .cached_model import CachedModel
 from .decoder_layers import NativeLayer, with_native_layers
