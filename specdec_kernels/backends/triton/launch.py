@@ -11,7 +11,7 @@ from ... import ops
 from ...types import TABLE_PADDING
 from .core import BLOCK
 from .rows import PARTS_OF_A_BLOCK, Rows, Sampling
-from .select import TILE
+from .shortlist import LISTED
 
 
 def dense_rows(logits: torch.Tensor) -> torch.Tensor:
@@ -65,13 +65,13 @@ class Filtered(NamedTuple):
 
     cutoff: torch.Tensor | None
     part_max: torch.Tensor | None
-    chosen: torch.Tensor | None
+    scratch: torch.Tensor | None
 
     @classmethod
     def empty(cls, rows: int, num_blocks: int, device: torch.device) -> Filtered:
-        parts = torch.empty((rows, num_blocks * PARTS_OF_A_BLOCK.value), device=device)
-        chosen = torch.empty((rows, TILE.value), dtype=torch.int32, device=device)
-        return cls(torch.empty(rows, device=device), parts, chosen)
+        parts = num_blocks * PARTS_OF_A_BLOCK.value
+        scratch = torch.empty((rows, parts + 2 * LISTED.value), dtype=torch.int32, device=device)
+        return cls(torch.empty(rows, device=device), torch.empty((rows, parts), device=device), scratch)
 
     def of_rows(self, rows: slice) -> Filtered:
         return self if self.cutoff is None else Filtered(*(t[rows] for t in self))  # type: ignore[index]
@@ -100,7 +100,7 @@ def rows_on_device(
         masks = (allowed, allowed.stride(0), allowed.stride(1), allowed.shape[1], allowed.shape[2])
     return Rows(
         sampling, logits, *strides, logits.shape[-1], number_of_blocks(vocabulary), d2t, *block_stats,
-        filtered.part_max, filtered.chosen, *raw_stats, filtered.cutoff, *stats_strides, *masks,
+        filtered.part_max, filtered.scratch, *raw_stats, filtered.cutoff, *stats_strides, *masks,
     )  # fmt: skip
 
 

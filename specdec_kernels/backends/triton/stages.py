@@ -12,7 +12,7 @@ from .measure import measure_kernel
 from .race import race_kernel
 from .rows import NO_ROWS, Rows
 from .select import select_kernel
-from .tables import blocks_of_a_program, options
+from .tables import blocks_of_a_program, options, parts_at_once
 
 MOST_SEQUENCES = 65535  # along the second dimension of a grid
 
@@ -48,7 +48,7 @@ def find_statistics(
     )  # fmt: skip
     if filtered:
         select_kernel[(batch, all_rows)](
-            target, draft, limits, rows, first_row, BLOCKS=padded_blocks(num_blocks),
+            target, draft, limits, rows, first_row, BLOCKS=padded_blocks(num_blocks), TILE=parts_at_once(table),
             **options("select_kernel", device, table),
         )  # fmt: skip
         if raced is not None:

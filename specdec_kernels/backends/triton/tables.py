@@ -27,7 +27,7 @@ FAMILIES = ("ampere", "hopper", "blackwell", "amd")
 # fmt: off
 WARPS = {
     "measure_kernel":         (1, 1, 1, 1),
-    "select_kernel":          (16, 16, 16, 8),
+    "select_kernel":          (8, 8, 8, 4),
     "race_kernel":            (4, 4, 4, 2),
     "sums_kernel":            (8, 8, 8, 4),
     "decide_kernel":          (8, 8, 8, 4),
@@ -92,6 +92,11 @@ def blocks_of_a_program(blocks: int) -> int:
     """How many blocks a program of ``measure_kernel`` has, if there are so many for all of them together. On an H200,
     one is best for 756 blocks, 2 for 6,000 and 4 for 36,000."""
     return 1 if blocks <= 2048 else 2 if blocks <= 12288 else 4
+
+
+def parts_at_once(table: bool) -> int:
+    """How many parts of 128 logits ``select_kernel`` reads at once. Nothing depends on it but time and registers."""
+    return 16 if table else 64
 
 
 def visits_at_once(blocks: int, table: bool, reduced: bool) -> int:

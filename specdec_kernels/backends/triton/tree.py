@@ -9,7 +9,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .bisect import GROUP, load_group, load_group_max
 from .core import (
     BLOCK,
     DRAFT_OUT_OF_RANGE,
@@ -23,7 +22,7 @@ from .core import (
     weight,
 )
 from .draw import argmax
-from .rows import load_limit, load_row, parent_of
+from .rows import GROUP, load_group, load_group_max, load_limit, load_row, parent_of
 
 
 @triton.jit

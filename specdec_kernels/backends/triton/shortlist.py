@@ -1,0 +1,112 @@
+"""The logits of a row in an interval, in a list, where few of them decide everything.
+
+``measure`` has found the largest of every 128 consecutive logits. Of these parts, only those that reach the interval are
+read. A program lists what it finds in the order of the tokens, so no two programs and no two threads write one place.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .core import BLOCK, LOWEST, from_ordered_key, inverse, ordered_key, weight
+from .rows import PART, PARTS_OF_A_BLOCK, load_tokens, stats_row
+
+LISTED = tl.constexpr(1024)  # logits that a list has room for
+FEW = tl.constexpr(128)  # of which it has no more in most rows
+COMPARED = tl.constexpr(32)  # logits that all others are compared with at once
+UNIT = tl.constexpr(1099511627776.0)  # 2^40, the mass of the largest logit: sums of integers have no order
+ONE = tl.constexpr(1 << 51)  # what a logit counts for, beside its mass: more than the mass of a list
+GREATEST = tl.constexpr(0x7FFFFFFF)
+
+
+@triton.jit
+def parts_of(rows, b, j):
+    """Where the row's list of parts begins, which has room for all."""
+    return rows.scratch_ptr + stats_row(rows, b, j) * (rows.num_blocks * PARTS_OF_A_BLOCK + 2 * LISTED)
+
+
+@triton.jit
+def keys_of(rows, b, j):
+    """Where the row's list of logits begins: LISTED keys, then LISTED tokens."""
+    return parts_of(rows, b, j) + rows.num_blocks * PARTS_OF_A_BLOCK
+
+
+@triton.jit
+def list_parts(rows, b, j, part_keys, low):
+    """Lists the parts whose largest logit has a key of at least ``low``. Returns how many there are."""
+    reach = part_keys >= low
+    place = tl.cumsum(reach.to(tl.int32), 0) - 1
+    tl.debug_barrier()  # nobody reads the former list any more
+    tl.store(parts_of(rows, b, j) + place, tl.arange(0, part_keys.shape[0]), mask=reach)
+    tl.debug_barrier()
+    return tl.sum(reach.to(tl.int32), 0)
+
+
+@triton.jit
+def load_parts(rows, b, j, first, number, TILE: tl.constexpr):
+    """([TILE * 128] keys, [TILE * 128] tokens) of the listed parts from ``first`` on; LOWEST beyond them."""
+    slot = first + tl.arange(0, TILE)
+    part = tl.load(parts_of(rows, b, j) + slot, mask=slot < number, other=rows.num_blocks * PARTS_OF_A_BLOCK)
+    index = part[:, None] * PART + tl.arange(0, PART)[None, :]
+    keys = ordered_key(load_tokens(rows, b, j, index))
+    return tl.reshape(keys, [TILE * PART]), tl.reshape(index, [TILE * PART])
+
+
+@triton.jit
+def list_logits(rows, b, j, number, low, high, TILE: tl.constexpr):
+    """Lists the logits of the ``number`` listed parts that have keys in low .. high. Returns how many there are; more
+    than LISTED: not all are listed."""
+    key_ptr, first, size = keys_of(rows, b, j), number * 0, number * 0
+    while (first < number) & (size <= LISTED):
+        keys, tokens = load_parts(rows, b, j, first, number, TILE)
+        inside = (keys >= low) & (keys <= high)
+        place = size + tl.cumsum(inside.to(tl.int32), 0) - 1
+        tl.store(key_ptr + place, keys, mask=inside & (place < LISTED))
+        tl.store(key_ptr + LISTED + place, tokens, mask=inside & (place < LISTED))
+        size += tl.sum(inside.to(tl.int32), 0)
+        first += TILE
+    tl.debug_barrier()
+    return size
+
+
+@triton.jit
+def amounts_of(keys, largest, inverse_temperature):
+    """A logit's mass in UNITs, and ONE. Nothing for LOWEST."""
+    mass = weight(from_ordered_key(keys), largest, inverse_temperature) * UNIT
+    return tl.where(keys > LOWEST, mass.to(tl.int64) + ONE, 0)
+
+
+@triton.jit
+def least_kept(rows, b, j, size, largest, inverse_temperature, most, left, share, SIZE: tl.constexpr):
+    """(the smallest of the ``size`` <= SIZE listed keys that is kept; the mass of those of which top-k keeps). Kept are
+    those above which there are fewer than ``most`` others and less than ``left`` of mass; or, if ``share`` is not
+    negative, less than that share of the mass that ``most`` keeps."""
+    slot, key_ptr = tl.arange(0, SIZE), keys_of(rows, b, j)
+    keys, above = tl.load(key_ptr + slot, mask=slot < size, other=LOWEST), tl.zeros([SIZE], tl.int64)
+    for first in range(0, size, COMPARED):
+        at = first + tl.arange(0, COMPARED)
+        others = tl.load(key_ptr + at, mask=at < size, other=LOWEST)
+        amount = amounts_of(others, largest, inverse_temperature)
+        above += tl.sum(tl.where(others[:, None] > keys[None, :], amount[:, None], 0), 0)
+    counted = (keys > LOWEST) & ((above // ONE).to(tl.float32) < most)
+    amount = amounts_of(keys, largest, inverse_temperature) % ONE
+    mass = tl.sum(tl.where(counted, amount, 0), 0)
+    left = tl.where(share >= 0.0, (share * mass.to(tl.float32)).to(tl.int64), left)
+    kept = counted & (above % ONE < tl.maximum(left, 1))  # top_p = 0 keeps the largest logit
+    return tl.min(tl.where(kept, keys, GREATEST), 0), mass
+
+
+@triton.jit
+def store_sums_of_list(rows, b, j, size, cutoff, temperature, BLOCKS: tl.constexpr):
+    """Stores the block sums of the tokens at or above the cutoff, all of which are listed."""
+    at, block, key_ptr = stats_row(rows, b, j) * rows.num_blocks, tl.arange(0, BLOCKS), keys_of(rows, b, j)
+    total = tl.zeros([BLOCKS], tl.int64)
+    for first in range(0, size, COMPARED):
+        place = first + tl.arange(0, COMPARED)
+        x = from_ordered_key(tl.load(key_ptr + place, mask=place < size, other=LOWEST))
+        its_block = tl.load(key_ptr + LISTED + place, mask=place < size, other=0) // BLOCK
+        its_max = tl.load(rows.max_ptr + at + its_block)
+        mass = tl.where(x >= cutoff, weight(x, its_max, inverse(temperature)) * UNIT, 0.0).to(tl.int64)
+        total += tl.sum(tl.where(its_block[:, None] == block[None, :], mass[:, None], 0), 0)
+    tl.store(rows.sum_ptr + at + block, total.to(tl.float32) * (1.0 / UNIT), mask=block < rows.num_blocks)
