@@ -50,7 +50,7 @@ class Rows(NamedTuple):
     max_ptr: Any  # largest logit of block i of row (b, j) at (stats_stride_b b + stats_stride_j j) num_blocks + i
     sum_ptr: Any  # there, the sum of the block's weights relative to its largest logit
     part_max_ptr: Any  # largest logits of the parts of row (b, j), beside those of other rows; None: no filters
-    scratch_ptr: Any  # of ``select``: [rows, number of parts + 2 LISTED] int32
+    scratch_ptr: Any  # of ``select``: [rows, number of parts + LIST] int32
     raw_max_ptr: Any  # the same for raw logits at temperature 1; None unless log-probabilities are wanted
     raw_sum_ptr: Any
     cutoff_ptr: Any  # of row (b, j) at stats_stride_b b + stats_stride_j j; None: no filters

@@ -1,7 +1,8 @@
 """The launch ``select``: the cutoff of top-k, top-p and min-p. One program for each row, without sorting it.
 
-``cutoff.py`` finds the cutoff, most often among few logits of a list (``shortlist.py``), from which the block sums of
-what is kept are taken as well.
+What filters keep is nearly always among few logits, which are listed (shortlist.py): those that reach a bound below which
+top-k keeps nothing, or for top-p alone one that about 256 reach. Where the list is too short, the row is left to
+``select_flat``.
 """
 
 from __future__ import annotations
@@ -9,53 +10,49 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .core import INFINITY, from_ordered_key, inverse, min_p_cutoff, ordered_key, row_fault, sum_of_masses
-from .core import sums_of_blocks, weight
-from .cutoff import find_cutoff
+from .core import INFINITY, LOWEST, from_ordered_key, inverse, min_p_cutoff, ordered_key, row_fault, sum_of_masses
 from .dependent import let_next_begin, wait_for_earlier
-from .rows import GROUP, PARTS_OF_A_BLOCK, is_drafted_from, load_group, load_group_max, load_limit, load_merged
-from .rows import stats_row
-from .shortlist import store_sums_of_list
+from .rows import is_drafted_from, load_limit, load_merged, stats_row
+from .shortlist import (
+    ALL,
+    LISTED,
+    UNIT,
+    least_kept,
+    list_logits,
+    list_parts,
+    load_part_keys,
+    nth_of,
+    store_sums_of_list,
+)
 
-
-@triton.jit
-def store_sums_of_row(rows, b, j, cutoff, temperature):
-    """Stores the block sums of the tokens at or above the cutoff, of a row in which too many are kept for a list."""
-    for group in range(0, tl.cdiv(rows.num_blocks, GROUP)):
-        its_max = load_group_max(rows, b, j, group, GROUP)
-        total = tl.zeros([GROUP], tl.float32)
-        if tl.max(its_max, 0) >= cutoff:
-            x = tl.reshape(load_group(rows, b, j, group, GROUP), [GROUP, 1024])
-            w = weight(x, its_max[:, None], inverse(temperature))
-            total = sums_of_blocks(tl.where(x >= cutoff, w, 0.0), False)
-        block = group * GROUP + tl.arange(0, GROUP)
-        at = stats_row(rows, b, j) * rows.num_blocks + block
-        tl.store(rows.sum_ptr + at, total, mask=block < rows.num_blocks)
+LIKELY = tl.constexpr(256.0)  # parts that hold what top-p alone keeps, in most rows
 
 
 @triton.jit
 def select_row(rows, b, j, BLOCKS: tl.constexpr, TILE: tl.constexpr):
-    """Stores the cutoff of row (b, j) and the block sums of the tokens it keeps."""
+    """Stores the cutoff of row (b, j) and the block sums of the tokens it keeps; or NaN as the cutoff, if many are."""
     row = stats_row(rows, b, j)
-    temperature = tl.load(rows.sampling.temperature_ptr + b)
-    at = rows.sampling.filters_ptr + b * 3
+    temperature, at = tl.load(rows.sampling.temperature_ptr + b), rows.sampling.filters_ptr + b * 3
     top_k, top_p, min_p = tl.load(at), tl.load(at + 1), tl.load(at + 2)
-    part, number = tl.arange(0, BLOCKS * PARTS_OF_A_BLOCK), rows.num_blocks * PARTS_OF_A_BLOCK
-    part_max = tl.load(rows.part_max_ptr + row * number + part, mask=part < number, other=-INFINITY)
+    part_keys = load_part_keys(rows, b, j, BLOCKS)
     largest, lse, mass, block_max = load_merged(
         rows.max_ptr, rows.sum_ptr, row * rows.num_blocks, rows.num_blocks, temperature, BLOCKS
     )
-    cutoff = tl.full([], -INFINITY, tl.float32)
-    if (temperature != 0.0) & (row_fault(largest) == 0) & ((top_k > 0.0) | (top_p < 1.0) | (min_p > 0.0)):
-        total = sum_of_masses(mass)
-        key, size = find_cutoff(
-            rows, b, j, ordered_key(part_max), largest, total, temperature, top_k, top_p, min_p, TILE
-        )
-        cutoff = tl.maximum(from_ordered_key(key), min_p_cutoff(largest, temperature, min_p))
-        if size >= 0:
-            store_sums_of_list(rows, b, j, size, cutoff, temperature, BLOCKS)
-        else:
-            store_sums_of_row(rows, b, j, cutoff, temperature)
+    counting, weighing, cutoff = top_k > 0.0, top_p < 1.0, tl.full([], -INFINITY, tl.float32)
+    if (temperature != 0.0) & (row_fault(largest) == 0) & (counting | weighing | (min_p > 0.0)):
+        least = min_p_cutoff(largest, temperature, min_p)
+        low = tl.where(counting | weighing, nth_of(part_keys, tl.where(counting, top_k, LIKELY)), ordered_key(least))
+        low = tl.maximum(low, LOWEST + 1)
+        number = list_parts(rows, b, j, part_keys, low)
+        size = list_logits(rows, b, j, number, low, ordered_key(largest), TILE)
+        cutoff = tl.full([], float("nan"), tl.float32)
+        if size <= LISTED:
+            most, share = tl.where(counting, top_k, INFINITY), tl.where(counting & weighing, top_p, -1.0)
+            left = tl.where(weighing & (counting == 0), (top_p * sum_of_masses(mass) * UNIT).to(tl.int64), ALL)
+            key, listed = least_kept(rows, b, j, size, largest, inverse(temperature), most, left, share)
+            if (counting | (weighing == 0)) | (listed >= left):
+                cutoff = tl.where(counting | weighing, tl.maximum(from_ordered_key(key), least), least)
+                store_sums_of_list(rows, b, j, size, cutoff, temperature, BLOCKS)
     tl.store(rows.cutoff_ptr + row, cutoff)
 
 

@@ -9,26 +9,46 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .core import BLOCK, LOWEST, from_ordered_key, inverse, ordered_key, weight
+from .core import BLOCK, INFINITY, LOWEST, from_ordered_key, inverse, ordered_key, weight
 from .rows import PART, PARTS_OF_A_BLOCK, load_tokens, stats_row
 
 LISTED = tl.constexpr(1024)  # logits that a list has room for
-FEW = tl.constexpr(128)  # of which it has no more in most rows
-COMPARED = tl.constexpr(32)  # logits that all others are compared with at once
+FEW = tl.constexpr(128)  # of which that many are compared at once
+LIST = tl.constexpr(4 * LISTED.value)  # int32 of scratch
+COMPARED = tl.constexpr(32)  # with that many others
 UNIT = tl.constexpr(1099511627776.0)  # 2^40, the mass of the largest logit: sums of integers have no order
 ONE = tl.constexpr(1 << 51)  # what a logit counts for, beside its mass: more than the mass of a list
-GREATEST = tl.constexpr(0x7FFFFFFF)
+GREATEST, ALL = tl.constexpr(0x7FFFFFFF), tl.constexpr(0x7FFFFFFFFFFFFFFF)
+
+
+@triton.jit
+def load_part_keys(rows, b, j, BLOCKS: tl.constexpr):
+    """[8 BLOCKS] keys of the largest logits of the row's parts."""
+    part, number = tl.arange(0, BLOCKS * PARTS_OF_A_BLOCK), rows.num_blocks * PARTS_OF_A_BLOCK
+    at = stats_row(rows, b, j) * number + part
+    return ordered_key(tl.load(rows.part_max_ptr + at, mask=part < number, other=-INFINITY))
+
+
+@triton.jit
+def nth_of(keys, n):
+    """The n-th largest of the ``keys`` to 16 bits, which bounds it from below; the smallest int32 if there are fewer."""
+    digit, found = tl.arange(0, 16), tl.full([], -0x80000000, tl.int32)
+    for i in range(0, 4):
+        tried = found + (digit << (28 - 4 * i))
+        reach = tl.sum((keys[None, :] >= tried[:, None]).to(tl.int32), 1)
+        found = tl.maximum(found, tl.max(tl.where(reach >= n, tried, -0x80000000), 0))
+    return found
 
 
 @triton.jit
 def parts_of(rows, b, j):
     """Where the row's list of parts begins, which has room for all."""
-    return rows.scratch_ptr + stats_row(rows, b, j) * (rows.num_blocks * PARTS_OF_A_BLOCK + 2 * LISTED)
+    return rows.scratch_ptr + stats_row(rows, b, j) * (rows.num_blocks * PARTS_OF_A_BLOCK + LIST)
 
 
 @triton.jit
 def keys_of(rows, b, j):
-    """Where the row's list of logits begins: LISTED keys, then LISTED tokens."""
+    """Where the row's list of logits begins: LISTED keys, LISTED tokens, and what is above each, as int64."""
     return parts_of(rows, b, j) + rows.num_blocks * PARTS_OF_A_BLOCK
 
 
@@ -78,17 +98,31 @@ def amounts_of(keys, largest, inverse_temperature):
 
 
 @triton.jit
-def least_kept(rows, b, j, size, largest, inverse_temperature, most, left, share, SIZE: tl.constexpr):
-    """(the smallest of the ``size`` <= SIZE listed keys that is kept; the mass of those of which top-k keeps). Kept are
-    those above which there are fewer than ``most`` others and less than ``left`` of mass; or, if ``share`` is not
-    negative, less than that share of the mass that ``most`` keeps."""
-    slot, key_ptr = tl.arange(0, SIZE), keys_of(rows, b, j)
-    keys, above = tl.load(key_ptr + slot, mask=slot < size, other=LOWEST), tl.zeros([SIZE], tl.int64)
-    for first in range(0, size, COMPARED):
-        at = first + tl.arange(0, COMPARED)
-        others = tl.load(key_ptr + at, mask=at < size, other=LOWEST)
-        amount = amounts_of(others, largest, inverse_temperature)
-        above += tl.sum(tl.where(others[:, None] > keys[None, :], amount[:, None], 0), 0)
+def weigh_list(rows, b, j, size, largest, inverse_temperature):
+    """Stores behind the list what is above each of its logits, as the sum of ``amounts_of`` these. By all pairs: that
+    takes fewer steps than sorting, and these need not wait for one another."""
+    key_ptr = keys_of(rows, b, j)
+    for own in range(0, size, FEW):
+        slot, above = own + tl.arange(0, FEW), tl.zeros([FEW], tl.int64)
+        keys = tl.load(key_ptr + slot, mask=slot < size, other=LOWEST)
+        for first in range(0, size, COMPARED):
+            at = first + tl.arange(0, COMPARED)
+            others = tl.load(key_ptr + at, mask=at < size, other=LOWEST)
+            amount = amounts_of(others, largest, inverse_temperature)
+            above += tl.sum(tl.where(others[:, None] > keys[None, :], amount[:, None], 0), 0)
+        tl.store((key_ptr + 2 * LISTED).to(tl.pointer_type(tl.int64)) + slot, above)
+    tl.debug_barrier()
+
+
+@triton.jit
+def least_kept(rows, b, j, size, largest, inverse_temperature, most, left, share):
+    """(the smallest of the ``size`` <= LISTED keys that is kept; the mass of those that top-k keeps). Kept are those
+    above which there are fewer than ``most`` others and less than ``left`` of mass; or, if ``share`` is not negative,
+    less than that share of the mass that ``most`` keeps."""
+    weigh_list(rows, b, j, size, largest, inverse_temperature)
+    slot, key_ptr = tl.arange(0, LISTED), keys_of(rows, b, j)
+    keys = tl.load(key_ptr + slot, mask=slot < size, other=LOWEST)
+    above = tl.load((key_ptr + 2 * LISTED).to(tl.pointer_type(tl.int64)) + slot, mask=slot < size, other=0)
     counted = (keys > LOWEST) & ((above // ONE).to(tl.float32) < most)
     amount = amounts_of(keys, largest, inverse_temperature) % ONE
     mass = tl.sum(tl.where(counted, amount, 0), 0)

@@ -12,6 +12,7 @@ from .measure import measure_kernel
 from .race import race_kernel
 from .rows import NO_ROWS, Rows
 from .select import select_kernel
+from .select_flat import select_flat_kernel
 from .tables import blocks_of_a_program, options, parts_at_once
 
 MOST_SEQUENCES = 65535  # along the second dimension of a grid
@@ -47,10 +48,11 @@ def find_statistics(
         **options("measure_kernel", device, table or inside),
     )  # fmt: skip
     if filtered:
-        select_kernel[(batch, all_rows)](
-            target, draft, limits, rows, first_row, BLOCKS=padded_blocks(num_blocks), TILE=parts_at_once(table),
-            **options("select_kernel", device, table),
-        )  # fmt: skip
+        for kernel, name in ((select_kernel, "select_kernel"), (select_flat_kernel, "select_flat_kernel")):
+            kernel[(batch, all_rows)](
+                target, draft, limits, rows, first_row, BLOCKS=padded_blocks(num_blocks), TILE=parts_at_once(table),
+                **options(name, device, table),
+            )  # fmt: skip
         if raced is not None:
             grid, folded = grid_of(num_blocks, batch, rows)
             race_kernel[grid](

@@ -28,6 +28,7 @@ FAMILIES = ("ampere", "hopper", "blackwell", "amd")
 WARPS = {
     "measure_kernel":         (1, 1, 1, 1),
     "select_kernel":          (8, 8, 8, 4),
+    "select_flat_kernel":     (16, 16, 16, 8),
     "race_kernel":            (4, 4, 4, 2),
     "sums_kernel":            (8, 8, 8, 4),
     "decide_kernel":          (8, 8, 8, 4),
@@ -48,7 +49,7 @@ WARPS_WITH_TABLE = {
 REGISTERS = {"measure_kernel": 80}
 # The first kernel of an operation, and those that come later (dependent.py).
 FIRST = {"measure_kernel"}
-LATER = {"select_kernel", "race_kernel", "sums_kernel", "decide_kernel", "decide_draft_kernel", "decide_tree_kernel",
+LATER = {"select_kernel", "select_flat_kernel", "race_kernel", "sums_kernel", "decide_kernel", "decide_draft_kernel", "decide_tree_kernel",
          "first_children_kernel", "decide_children_kernel"}
 # fmt: on
 
