@@ -70,7 +70,7 @@ class Filtered(NamedTuple):
     @classmethod
     def empty(cls, rows: int, num_blocks: int, device: torch.device) -> Filtered:
         parts = num_blocks * PARTS_OF_A_BLOCK.value
-        scratch = torch.empty((rows, parts + LIST.value), dtype=torch.int32, device=device)
+        scratch = torch.empty((rows, parts + LIST.value), dtype=torch.int64, device=device)
         return cls(torch.empty(rows, device=device), torch.empty((rows, parts), device=device), scratch)
 
     def of_rows(self, rows: slice) -> Filtered:

@@ -50,7 +50,7 @@ class Rows(NamedTuple):
     max_ptr: Any  # largest logit of block i of row (b, j) at (stats_stride_b b + stats_stride_j j) num_blocks + i
     sum_ptr: Any  # there, the sum of the block's weights relative to its largest logit
     part_max_ptr: Any  # largest logits of the parts of row (b, j), beside those of other rows; None: no filters
-    scratch_ptr: Any  # of ``select``: [rows, number of parts + LIST] int32
+    scratch_ptr: Any  # of ``select``: [rows, number of parts + LIST] int64
     raw_max_ptr: Any  # the same for raw logits at temperature 1; None unless log-probabilities are wanted
     raw_sum_ptr: Any
     cutoff_ptr: Any  # of row (b, j) at stats_stride_b b + stats_stride_j j; None: no filters
@@ -109,6 +109,18 @@ def parent_of(sampling, b, node):
     """-1 for a child of the root, and where the parent does not come before the child, so that no path is endless."""
     parent = tl.load(sampling.parents_ptr + b * sampling.drafts_stride + node).to(tl.int32)
     return tl.where((parent >= 0) & (parent < node), parent, -1)
+
+
+@triton.jit
+def place_of(sampling, b, j):
+    """How many of a step's tokens come before that of row j: j drafts, in a tree those on the path to the row."""
+    if sampling.parents_ptr is None:
+        return j
+    else:
+        node, place = j.to(tl.int32) - 1, j * 0
+        while node >= 0:
+            node, place = parent_of(sampling, b, node), place + 1
+        return place
 
 
 @triton.jit

@@ -1,7 +1,7 @@
 """The launch ``select``: the cutoff of top-k, top-p and min-p. One program for each row, without sorting it.
 
-What filters keep is nearly always among few logits, which are listed (shortlist.py): those that reach a bound below which
-top-k keeps nothing, or for top-p alone one that about 256 reach. Where the list is too short, the row is left to
+What filters keep is nearly always among few logits, which are listed (shortlist.py): those that reach a bound below
+which top-k keeps nothing, or for top-p alone one that about 256 reach. Where the list is too short, the row is left to
 ``select_flat``.
 """
 
@@ -15,6 +15,7 @@ from .dependent import let_next_begin, wait_for_earlier
 from .rows import is_drafted_from, load_limit, load_merged, stats_row
 from .shortlist import (
     ALL,
+    GREATEST,
     LISTED,
     UNIT,
     least_kept,
@@ -44,7 +45,7 @@ def select_row(rows, b, j, BLOCKS: tl.constexpr, TILE: tl.constexpr):
         low = tl.where(counting | weighing, nth_of(part_keys, tl.where(counting, top_k, LIKELY)), ordered_key(least))
         low = tl.maximum(low, LOWEST + 1)
         number = list_parts(rows, b, j, part_keys, low)
-        size = list_logits(rows, b, j, number, low, ordered_key(largest), TILE)
+        size = list_logits(rows, b, j, number, low, GREATEST, TILE)
         cutoff = tl.full([], float("nan"), tl.float32)
         if size <= LISTED:
             most, share = tl.where(counting, top_k, INFINITY), tl.where(counting & weighing, top_p, -1.0)

@@ -2,8 +2,8 @@
 the others, which are most, a program ends at once.
 
 An interval that holds the cutoff becomes smaller until its logits fit in a list. A pass over the row says what lies at
-or above each of 8 pivots, which are at equal distances in the logits, so that flat and peaked rows spread over them; and
-after three such passes in their bits, so that 12 of these passes suffice whatever the logits are.
+or above each of 8 pivots, which are at equal distances in the logits, so that flat and peaked rows spread over them;
+and after three such passes in their bits, so that 12 of these passes suffice whatever the logits are.
 """
 
 from __future__ import annotations
@@ -24,9 +24,19 @@ from .core import (
     weight,
 )
 from .dependent import let_next_begin, wait_for_earlier
-from .rows import GROUP, is_drafted_from, load_group, load_group_max, load_limit, load_merged, stats_row
-from .shortlist import ALL, GREATEST, LISTED, UNIT, least_kept, list_logits, list_parts, load_part_keys, load_parts
-from .shortlist import nth_of
+from .rows import GROUP, PART, is_drafted_from, load_group, load_group_max, load_limit, load_merged, stats_row
+from .shortlist import (
+    ALL,
+    GREATEST,
+    LISTED,
+    UNIT,
+    least_kept,
+    list_logits,
+    list_parts,
+    load_part_keys,
+    load_parts,
+    nth_of,
+)
 
 PIVOTS = tl.constexpr(8)
 
@@ -58,7 +68,7 @@ def weigh(rows, b, j, number, pivots, largest, inverse_temperature, counting, TI
     amount, first, low, high = tl.zeros([PIVOTS], tl.float32), number * 0, tl.min(pivots, 0), tl.max(pivots, 0)
     smallest, greatest = tl.full([], GREATEST, tl.int32), tl.full([], LOWEST, tl.int32)
     while first < number:
-        keys, tokens = load_parts(rows, b, j, first, number, TILE)
+        keys = tl.reshape(load_parts(rows, b, j, first, number, TILE)[0], [TILE * PART])
         w = tl.where(counting, 1.0, weight(from_ordered_key(keys), largest, inverse_temperature))
         amount += tl.sum(tl.where(keys[None, :] >= pivots[:, None], w[None, :], 0.0), 1)
         smallest = tl.minimum(smallest, tl.min(tl.where(keys >= low, keys, GREATEST), 0))
@@ -92,9 +102,7 @@ def find_cutoff(rows, b, j, largest, total, temperature, top_k, top_p, BLOCKS: t
             high = low
         else:
             pivots = pivots_of(low, high, turn)
-            amount, smallest, greatest = weigh(
-                rows, b, j, number, pivots, largest, inverse_temperature, counting, TILE
-            )
+            amount, smallest, greatest = weigh(rows, b, j, number, pivots, largest, inverse_temperature, counting, TILE)
             wanted = tl.where(wanted < 0.0, tl.maximum(top_p * tl.max(amount, 0), 1.1754944e-38), wanted)
             enough = amount >= wanted
             low = tl.maximum(smallest, tl.max(tl.where(enough, pivots, low), 0))

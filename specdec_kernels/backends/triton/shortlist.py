@@ -1,7 +1,7 @@
 """The logits of a row in an interval, in a list, where few of them decide everything.
 
-``measure`` has found the largest of every 128 consecutive logits. Of these parts, only those that reach the interval are
-read. A program lists what it finds in the order of the tokens, so no two programs and no two threads write one place.
+``measure`` has found the largest of every 128 consecutive logits. Of these parts, only those that reach the interval
+are read. A program lists what it finds in the order of the tokens, so no two of its threads write one place.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from .rows import PART, PARTS_OF_A_BLOCK, load_tokens, stats_row
 
 LISTED = tl.constexpr(1024)  # logits that a list has room for
 FEW = tl.constexpr(128)  # of which that many are compared at once
-LIST = tl.constexpr(4 * LISTED.value)  # int32 of scratch
-COMPARED = tl.constexpr(32)  # with that many others
+LIST = tl.constexpr(2 * LISTED.value)  # numbers of scratch
+COMPARED = tl.constexpr(16)  # with that many others
 UNIT = tl.constexpr(1099511627776.0)  # 2^40, the mass of the largest logit: sums of integers have no order
 ONE = tl.constexpr(1 << 51)  # what a logit counts for, beside its mass: more than the mass of a list
+EMPTY = tl.constexpr(LOWEST.value << 32)  # of a list: no logit
 GREATEST, ALL = tl.constexpr(0x7FFFFFFF), tl.constexpr(0x7FFFFFFFFFFFFFFF)
 
 
@@ -31,12 +32,14 @@ def load_part_keys(rows, b, j, BLOCKS: tl.constexpr):
 
 @triton.jit
 def nth_of(keys, n):
-    """The n-th largest of the ``keys`` to 16 bits, which bounds it from below; the smallest int32 if there are fewer."""
+    """The n-th largest of the ``keys`` to 16 bits, a lower bound; the smallest int32 if there are fewer."""
     digit, found = tl.arange(0, 16), tl.full([], -0x80000000, tl.int32)
-    for i in range(0, 4):
-        tried = found + (digit << (28 - 4 * i))
+    shift = 28 + tl.program_id(2)  # + 0, which compilers do not know, so that they make no four copies of the loop
+    while shift >= 16:
+        tried = found + (digit << shift)
         reach = tl.sum((keys[None, :] >= tried[:, None]).to(tl.int32), 1)
         found = tl.maximum(found, tl.max(tl.where(reach >= n, tried, -0x80000000), 0))
+        shift -= 4
     return found
 
 
@@ -47,8 +50,9 @@ def parts_of(rows, b, j):
 
 
 @triton.jit
-def keys_of(rows, b, j):
-    """Where the row's list of logits begins: LISTED keys, LISTED tokens, and what is above each, as int64."""
+def list_of(rows, b, j):
+    """Where the row's list of logits begins: LISTED keys, each with its token in the lower half, and what is above
+    each."""
     return parts_of(rows, b, j) + rows.num_blocks * PARTS_OF_A_BLOCK
 
 
@@ -58,36 +62,43 @@ def list_parts(rows, b, j, part_keys, low):
     reach = part_keys >= low
     place = tl.cumsum(reach.to(tl.int32), 0) - 1
     tl.debug_barrier()  # nobody reads the former list any more
-    tl.store(parts_of(rows, b, j) + place, tl.arange(0, part_keys.shape[0]), mask=reach)
+    tl.store(parts_of(rows, b, j) + place, tl.arange(0, part_keys.shape[0]).to(tl.int64), mask=reach)
     tl.debug_barrier()
     return tl.sum(reach.to(tl.int32), 0)
 
 
 @triton.jit
 def load_parts(rows, b, j, first, number, TILE: tl.constexpr):
-    """([TILE * 128] keys, [TILE * 128] tokens) of the listed parts from ``first`` on; LOWEST beyond them."""
+    """([TILE, 128] keys, [TILE, 128] tokens) of the listed parts from ``first`` on; LOWEST beyond them."""
     slot = first + tl.arange(0, TILE)
     part = tl.load(parts_of(rows, b, j) + slot, mask=slot < number, other=rows.num_blocks * PARTS_OF_A_BLOCK)
-    index = part[:, None] * PART + tl.arange(0, PART)[None, :]
-    keys = ordered_key(load_tokens(rows, b, j, index))
-    return tl.reshape(keys, [TILE * PART]), tl.reshape(index, [TILE * PART])
+    index = part.to(tl.int32)[:, None] * PART + tl.arange(0, PART)[None, :]
+    return ordered_key(load_tokens(rows, b, j, index)), index
 
 
 @triton.jit
 def list_logits(rows, b, j, number, low, high, TILE: tl.constexpr):
     """Lists the logits of the ``number`` listed parts that have keys in low .. high. Returns how many there are; more
     than LISTED: not all are listed."""
-    key_ptr, first, size = keys_of(rows, b, j), number * 0, number * 0
+    list_ptr, first, size = list_of(rows, b, j), number * 0, number * 0
     while (first < number) & (size <= LISTED):
         keys, tokens = load_parts(rows, b, j, first, number, TILE)
-        inside = (keys >= low) & (keys <= high)
-        place = size + tl.cumsum(inside.to(tl.int32), 0) - 1
-        tl.store(key_ptr + place, keys, mask=inside & (place < LISTED))
-        tl.store(key_ptr + LISTED + place, tokens, mask=inside & (place < LISTED))
-        size += tl.sum(inside.to(tl.int32), 0)
+        inside = ((keys >= low) & (keys <= high)).to(tl.int32)
+        of_part = tl.sum(inside, 1)
+        place = size + (tl.cumsum(of_part, 0) - of_part)[:, None] + tl.cumsum(inside, 1) - 1
+        entry = (keys.to(tl.int64) << 32) | tokens.to(tl.int64)
+        tl.store(list_ptr + place, entry, mask=(inside != 0) & (place < LISTED))
+        size += tl.sum(of_part, 0)
         first += TILE
     tl.debug_barrier()
     return size
+
+
+@triton.jit
+def load_list(list_ptr, slot, size):
+    """(keys, tokens) of the list; LOWEST beyond it."""
+    entry = tl.load(list_ptr + slot, mask=slot < size, other=EMPTY)
+    return (entry >> 32).to(tl.int32), entry.to(tl.int32)
 
 
 @triton.jit
@@ -101,16 +112,15 @@ def amounts_of(keys, largest, inverse_temperature):
 def weigh_list(rows, b, j, size, largest, inverse_temperature):
     """Stores behind the list what is above each of its logits, as the sum of ``amounts_of`` these. By all pairs: that
     takes fewer steps than sorting, and these need not wait for one another."""
-    key_ptr = keys_of(rows, b, j)
+    list_ptr = list_of(rows, b, j)
     for own in range(0, size, FEW):
         slot, above = own + tl.arange(0, FEW), tl.zeros([FEW], tl.int64)
-        keys = tl.load(key_ptr + slot, mask=slot < size, other=LOWEST)
+        keys, tokens = load_list(list_ptr, slot, size)
         for first in range(0, size, COMPARED):
-            at = first + tl.arange(0, COMPARED)
-            others = tl.load(key_ptr + at, mask=at < size, other=LOWEST)
+            others, their_tokens = load_list(list_ptr, first + tl.arange(0, COMPARED), size)
             amount = amounts_of(others, largest, inverse_temperature)
             above += tl.sum(tl.where(others[:, None] > keys[None, :], amount[:, None], 0), 0)
-        tl.store((key_ptr + 2 * LISTED).to(tl.pointer_type(tl.int64)) + slot, above)
+        tl.store(list_ptr + LISTED + slot, above)
     tl.debug_barrier()
 
 
@@ -120,9 +130,9 @@ def least_kept(rows, b, j, size, largest, inverse_temperature, most, left, share
     above which there are fewer than ``most`` others and less than ``left`` of mass; or, if ``share`` is not negative,
     less than that share of the mass that ``most`` keeps."""
     weigh_list(rows, b, j, size, largest, inverse_temperature)
-    slot, key_ptr = tl.arange(0, LISTED), keys_of(rows, b, j)
-    keys = tl.load(key_ptr + slot, mask=slot < size, other=LOWEST)
-    above = tl.load((key_ptr + 2 * LISTED).to(tl.pointer_type(tl.int64)) + slot, mask=slot < size, other=0)
+    slot, list_ptr = tl.arange(0, LISTED), list_of(rows, b, j)
+    keys, tokens = load_list(list_ptr, slot, size)
+    above = tl.load(list_ptr + LISTED + slot, mask=slot < size, other=0)
     counted = (keys > LOWEST) & ((above // ONE).to(tl.float32) < most)
     amount = amounts_of(keys, largest, inverse_temperature) % ONE
     mass = tl.sum(tl.where(counted, amount, 0), 0)
@@ -134,12 +144,11 @@ def least_kept(rows, b, j, size, largest, inverse_temperature, most, left, share
 @triton.jit
 def store_sums_of_list(rows, b, j, size, cutoff, temperature, BLOCKS: tl.constexpr):
     """Stores the block sums of the tokens at or above the cutoff, all of which are listed."""
-    at, block, key_ptr = stats_row(rows, b, j) * rows.num_blocks, tl.arange(0, BLOCKS), keys_of(rows, b, j)
+    at, block, list_ptr = stats_row(rows, b, j) * rows.num_blocks, tl.arange(0, BLOCKS), list_of(rows, b, j)
     total = tl.zeros([BLOCKS], tl.int64)
     for first in range(0, size, COMPARED):
-        place = first + tl.arange(0, COMPARED)
-        x = from_ordered_key(tl.load(key_ptr + place, mask=place < size, other=LOWEST))
-        its_block = tl.load(key_ptr + LISTED + place, mask=place < size, other=0) // BLOCK
+        keys, tokens = load_list(list_ptr, first + tl.arange(0, COMPARED), size)
+        x, its_block = from_ordered_key(keys), tokens // BLOCK
         its_max = tl.load(rows.max_ptr + at + its_block)
         mass = tl.where(x >= cutoff, weight(x, its_max, inverse(temperature)) * UNIT, 0.0).to(tl.int64)
         total += tl.sum(tl.where(its_block[:, None] == block[None, :], mass[:, None], 0), 0)

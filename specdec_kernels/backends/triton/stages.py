@@ -1,5 +1,5 @@
-"""The launches that all operations begin with: ``measure``, and with filters ``select`` and, for rule ``coupled``,
-``race``."""
+"""The launches that all operations begin with: ``measure``, and with filters ``select`` and ``select_flat`` and, for
+rules ``coupled`` and ``walk``, ``race``."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def find_statistics(
     if filtered:
         for kernel, name in ((select_kernel, "select_kernel"), (select_flat_kernel, "select_flat_kernel")):
             kernel[(batch, all_rows)](
-                target, draft, limits, rows, first_row, BLOCKS=padded_blocks(num_blocks), TILE=parts_at_once(table),
-                **options(name, device, table),
+                target, draft, limits, rows, first_row, BLOCKS=padded_blocks(num_blocks),
+                TILE=parts_at_once(name, table), **options(name, device, table),
             )  # fmt: skip
         if raced is not None:
             grid, folded = grid_of(num_blocks, batch, rows)

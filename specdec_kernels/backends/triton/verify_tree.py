@@ -1,6 +1,6 @@
 """``verify_tree``: ``measure``, of every row of the nodes that count, and of q of rows that have children; with filters
-``select``; then ``decide``: one program for each sequence goes through its tree. Of the rows, it reads only those that
-its path enters."""
+``select``, and for rule `walk` the races of all rows; then ``decide``: one program for each sequence goes through its
+tree. Of the rows, it reads only those that its path enters."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ from .verify import Step
 def decide_tree_kernel(
     step,  # Step, whose drafts are the nodes
     depth,  # D
+    raced,  # (scores, winners) of rule `walk`, else None
     outputs,  # path, tokens: [B, D+1]; num_accepted, num_emitted, status: [B]
     RULE: tl.constexpr,
     BLOCKS: tl.constexpr,
@@ -44,10 +45,10 @@ def decide_tree_kernel(
     wait_for_earlier(DEPENDENT)
     b = tl.program_id(0).to(tl.int64)
     if RULE == TREE_WALK:
-        row, level, status, token = walk_tree(step, b, depth, RULE, BLOCKS, NODES)
+        row, level, status, token = walk_tree(step, b, depth, raced, RULE, BLOCKS, NODES)
     else:
         if tl.load(step.target.sampling.temperature_ptr + b) == 0.0:
-            row, level, status, token = walk_tree(step, b, depth, RULE, BLOCKS, NODES)
+            row, level, status, token = walk_tree(step, b, depth, raced, RULE, BLOCKS, NODES)
         else:
             row, level, status, token = test_tree(step, b, depth, RULE, BLOCKS, NODES)
     emit_path(step, b, depth, row, level, status, token, outputs, COLUMNS)
@@ -84,10 +85,13 @@ def verify_tree(
         if draft_logits is not None:
             draft = rows_of(draft_logits, contiguous(d2t), rows - 1, slice(num_target_rows, None))
         step = Step(target, draft, None, None, limits, rows - 1)
+        raced = None
+        if rule == TREE_WALK.value:
+            raced = (empty(num_target_rows, num_blocks), empty(num_target_rows, num_blocks, dtype=torch.int32))
         with device_guard(target_logits):
-            find_statistics(target, draft, limits, batch, rows)
+            find_statistics(target, draft, limits, batch, rows, raced=raced)
             decide_tree_kernel[(batch,)](
-                step, depth, outputs, RULE=rule, BLOCKS=padded_blocks(num_blocks),
+                step, depth, raced, outputs, RULE=rule, BLOCKS=padded_blocks(num_blocks),
                 NODES=triton.next_power_of_2(max(rows - 1, 1)), COLUMNS=triton.next_power_of_2(depth + 1),
                 **options("decide_tree_kernel", device, True),
             )  # fmt: skip
