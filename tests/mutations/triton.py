@@ -80,18 +80,11 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "specdec_kernels/backends/triton/tree.py",
+        "specdec_kernels/backends/triton/draw.py",
         "tests/kernels/test_trees_triton.py::test_rules[walk]",
         {
-            "triton-tree-walks-with-the-steps-position": (
-                "tl.load(sampling.position_ptr + b) + level",
-                "tl.load(sampling.position_ptr + b)",
-            ),
-            "triton-tree-races-in-the-first-blocks-only": (
-                "for group in range(0, tl.cdiv(rows.num_blocks, GROUP)):",
-                "for group in range(0, 1):",
-                "tests/kernels/test_trees_triton.py::test_several_blocks[walk]",
-            ),
+            "triton-tree-walks-with-the-steps-position": (" + place_of(rows.sampling, b, j)", " + j * 0"),
+            "triton-tree-races-at-the-rows-index": (" + place_of(rows.sampling, b, j)", " + j"),
         },
     ),
     *mutations(
@@ -159,16 +152,45 @@ MUTATIONS: list[Mutation] = [
     ),
     *mutations(
         "specdec_kernels/backends/triton/select.py",
-        "tests/kernels/test_triton.py tests/kernels/test_filters.py -k 'triton and not compiles'",
+        "tests/kernels/test_select_triton.py -k 'limit and 1025'",
         {
-            "triton-top-p-before-top-k": (
-                "weights = tl.where(valid & (keys >= low), weight",
-                "weights = tl.where(valid, weight",
-            ),
+            "triton-lists-lose-what-has-no-room": ("if size <= LISTED:", "if size <= LISTED + 1:"),
             "triton-parts-beyond-the-best-do-not-count": (
-                "certain = mass >= wanted",
-                "certain = mass >= 0.0",
+                "| (listed >= left)",
+                "| (listed >= 0)",
                 "tests/kernels/test_triton.py::test_more_blocks_than_a_pass_reads_at_once",
+            ),
+        },
+    ),
+    *mutations(
+        "specdec_kernels/backends/triton/shortlist.py",
+        "tests/kernels/test_triton.py::test_cutoffs",
+        {
+            "triton-top-p-before-top-k": ("mass = tl.sum(tl.where(counted, amount, 0), 0)", "mass = tl.sum(amount, 0)"),
+            "triton-ties-at-the-k-th-are-lost": (
+                "tl.where(others[:, None] > keys[None, :],",
+                "tl.where(others[:, None] >= keys[None, :],",
+            ),
+            "triton-kept-masses-in-the-first-block": (
+                "tokens // BLOCK",
+                "tokens * 0",
+                "tests/kernels/test_select_triton.py -k 'limit and 1023'",
+            ),
+            "triton-lists-of-the-first-parts": (
+                "place = size + (tl.cumsum(of_part, 0)",
+                "place = (tl.cumsum(of_part, 0)",
+                "tests/kernels/test_select_triton.py -k 'limit and 1023'",
+            ),
+        },
+    ),
+    *mutations(
+        "specdec_kernels/backends/triton/select_flat.py",
+        "tests/kernels/test_select_triton.py -k 'too_many and normal'",
+        {
+            "triton-passes-forget-what-is-above": ("tl.where(counting, wanted - above, INFINITY)", "wanted"),
+            "triton-flat-top-p-of-the-whole-row": (
+                "wanted = tl.full([], -1.0, tl.float32)",
+                "wanted = top_p * total",
             ),
         },
     ),
