@@ -20,7 +20,6 @@ MUTATIONS: list[Mutation] = [
         "tests/kernels/test_elementwise.py -k triton",
         {
             "triton-norms-round-after-weights-alone": ("(rounded(y, y_ptr) if ROUND_FIRST else y)", "y"),
-            "triton-rotation-the-other-way": ("- rounded(b * sin, y_ptr)", "+ rounded(b * sin, y_ptr)"),
         },
     ),
     *mutations(
@@ -84,7 +83,6 @@ MUTATIONS: list[Mutation] = [
         "tests/kernels/test_trees_triton.py::test_rules[walk]",
         {
             "triton-tree-walks-with-the-steps-position": (" + place_of(rows.sampling, b, j)", " + j * 0"),
-            "triton-tree-races-at-the-rows-index": (" + place_of(rows.sampling, b, j)", " + j"),
         },
     ),
     *mutations(
@@ -104,11 +102,6 @@ MUTATIONS: list[Mutation] = [
             "triton-coupled-races-of-the-first-blocks": (
                 "race_tokens(rows, b, j, block, x, largest, raced, there)",
                 "race_tokens(rows, b, j, block * 0, x, largest, raced, there)",
-            ),
-            "triton-only-whole-programs-of-blocks-measure": (
-                "block = part * N + tl.arange(0, N)",
-                "block = part * N + tl.arange(0, N) * 0",
-                "tests/kernels/test_triton.py::test_blocks_of_a_program",
             ),
         },
     ),
@@ -135,7 +128,6 @@ MUTATIONS: list[Mutation] = [
                 "tl.store(order_ptr + place, keys)",
                 "tl.store(order_ptr + block, keys)",
             ),
-            "triton-bounds-without-noise": ("bits = (w * mass / E)", "bits = (w * mass)"),
         },
     ),
     *mutations(
@@ -170,16 +162,6 @@ MUTATIONS: list[Mutation] = [
             "triton-ties-at-the-k-th-are-lost": (
                 "tl.where(others[:, None] > keys[None, :],",
                 "tl.where(others[:, None] >= keys[None, :],",
-            ),
-            "triton-kept-masses-in-the-first-block": (
-                "tokens // BLOCK",
-                "tokens * 0",
-                "tests/kernels/test_select_triton.py -k 'limit and 1023'",
-            ),
-            "triton-lists-of-the-first-parts": (
-                "place = size + (tl.cumsum(of_part, 0)",
-                "place = (tl.cumsum(of_part, 0)",
-                "tests/kernels/test_select_triton.py -k 'limit and 1023'",
             ),
         },
     ),
