@@ -91,3 +91,9 @@ def test_number_of_passes(monkeypatch):
     assert not passes
     check(normal(9000), [(0, 0.95, 0.0)])
     assert 1 <= len(passes) <= 3
+
+
+@pytest.mark.parametrize("spread", [0.5, 8.0])
+def test_top_p_alone(spread):
+    """Of 313 parts the 256 best are listed first: all that a peaked row keeps, and too little of a flat one."""
+    check(normal(40_000, spread), [(0, 0.9, 0.0)])
