@@ -23,6 +23,7 @@ SETTINGS = {  # kernel: whether of a draft, filters and rule of a call that laun
     "measure_kernel": (False, {}, "token"),
     "decide_kernel": (False, {}, "token"),
     "select_kernel": (False, FILTERS, "token"),
+    "select_flat_kernel": (False, {"top_p": 0.95}, "token"),
     "sums_kernel": (False, {}, "block"),
     "race_kernel": (False, FILTERS, "coupled"),
     "decide_draft_kernel": (True, {}, "token"),

@@ -1,5 +1,5 @@
 """What only the Triton backend does: compiling ahead of time for every family of GPUs without spilling registers, the
-number of launches, and bisection for cutoffs.
+number of launches, and how cutoffs are found.
 
 A step of every rule and form of q is compared with the reference here. All other test files cover the backend as well,
 in Triton's interpreter if there is no GPU."""
@@ -30,9 +30,9 @@ from specdec_kernels.testing import (
 
 TARGETS = {"sm_80": "cuda 80 32", "sm_90": "cuda 90 32", "sm_100": "cuda 100 32", "gfx942": "hip gfx942 64"}
 KERNELS = {
-    "measure_kernel", "select_kernel", "race_kernel", "sums_kernel", "decide_kernel", "decide_draft_kernel",
-    "decide_tree_kernel", "first_children_kernel", "decide_children_kernel", "conv_window_kernel", "delta_step_kernel",
-    "ssd_step_kernel", "store_kernel",
+    "measure_kernel", "select_kernel", "select_flat_kernel", "race_kernel", "sums_kernel", "decide_kernel",
+    "decide_draft_kernel", "decide_tree_kernel", "first_children_kernel", "decide_children_kernel",
+    "conv_window_kernel", "delta_step_kernel", "ssd_step_kernel", "store_kernel",
 }  # fmt: skip
 OTHERS = {
     "attend_kernel",
@@ -71,10 +71,10 @@ def test_compiles_ahead_of_time(target, variants, tmp_path):
     found = [(line.split()[0], re.search(r"(\w+) bytes spilled", line)[1]) for line in lines]
     if "unknown" in dict(found).values():
         pytest.skip("compiled; registers are unknown, as this build of Triton has no cuobjdump that runs")
-    # Triton 3.6's assembler spills some, to fit one more program on a multiprocessor. With a table, ``select`` searches
-    # for every token of its tile.
+    # Triton 3.6's assembler spills some, to fit one more program on a multiprocessor. With a table, ``select_flat``
+    # searches for every token of its tile.
     most = 32 if triton.__version__.startswith("3.6") and target != "gfx942" else 0
-    assert all(int(spilled) <= (128 if name == "select_kernel" else most) for name, spilled in found), done.stdout
+    assert all(int(spilled) <= (128 if name == "select_flat_kernel" else most) for name, spilled in found), done.stdout
 
 
 def test_launch_table():
@@ -169,11 +169,11 @@ def test_launches(launched):
 
 
 @pytest.mark.parametrize("rule", Rule)
-def test_filters_take_one_launch_more(launched, rule):
+def test_filters_take_two_launches_more(launched, rule):
     """With every rule, and also with a table; with ``coupled`` the race is one more, and ``block`` has one for sums."""
     for filters, table in itertools.product(({}, {"top_k": 2}), ({}, {"table": 3})):
         inputs = random_step(1, 1, 5, rule=rule, **filters, **table)
-        first = ["measure_kernel", *(["select_kernel"] if filters else [])]
+        first = ["measure_kernel", *(["select_kernel", "select_flat_kernel"] if filters else [])]
         first += ["race_kernel"] if filters and rule == "coupled" else []
         launched.clear()
         inputs.run("triton")
@@ -184,13 +184,16 @@ def test_filters_take_one_launch_more(launched, rule):
 
 
 def test_launches_of_trees(launched):
-    """Two, three for children, with filters one more, and none for an empty batch."""
+    """Two, three for children, with filters two more, one more if these are raced in, and none for an empty batch."""
     for filters in ({}, {"top_k": 2}):
         inputs = random_tree_step((-1, 0), 1, 5, rule="block", drafter="cpu", **filters)
-        first = ["measure_kernel", "select_kernel"] if filters else ["measure_kernel"]
+        first = ["measure_kernel", *(["select_kernel", "select_flat_kernel"] if filters else [])]
         launched.clear()
         inputs.run("triton")
         assert launched == [*first, "decide_tree_kernel"]
+        launched.clear()
+        inputs.replace(rule="walk", draft_logits=None).run("triton")
+        assert launched == [*first, *(["race_kernel"] if filters else []), "decide_tree_kernel"]
         launched.clear()
         inputs.draft(inputs.target_logits[:, 1], 1, (0,), 2, "triton")
         assert launched == [*first, "first_children_kernel", "decide_children_kernel"]

@@ -120,18 +120,10 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "specdec_kernels/backends/triton/tree.py",
+        "specdec_kernels/backends/triton/draw.py",
         "tests/kernels/test_trees_triton.py::test_rules[walk]",
         {
-            "triton-tree-walks-with-the-steps-position": (
-                "tl.load(sampling.position_ptr + b) + level",
-                "tl.load(sampling.position_ptr + b)",
-            ),
-            "triton-tree-races-in-the-first-blocks-only": (
-                "for group in range(0, tl.cdiv(rows.num_blocks, GROUP)):",
-                "for group in range(0, 1):",
-                "tests/kernels/test_trees_triton.py::test_several_blocks[walk]",
-            ),
+            "triton-tree-walks-with-the-steps-position": (" + place_of(rows.sampling, b, j)", " + j * 0"),
         },
     ),
     *mutations(
@@ -151,11 +143,6 @@ MUTATIONS: list[Mutation] = [
             "triton-coupled-races-of-the-first-blocks": (
                 "race_tokens(rows, b, j, block, x, largest, raced, there)",
                 "race_tokens(rows, b, j, block * 0, x, largest, raced, there)",
-            ),
-            "triton-only-whole-programs-of-blocks-measure": (
-                "block = part * N + tl.arange(0, N)",
-                "block = part * N + tl.arange(0, N) * 0",
-                "tests/kernels/test_triton.py::test_blocks_of_a_program",
             ),
         },
     ),
@@ -182,7 +169,6 @@ MUTATIONS: list[Mutation] = [
                 "tl.store(order_ptr + place, keys)",
                 "tl.store(order_ptr + block, keys)",
             ),
-            "triton-bounds-without-noise": ("bits = (w * mass / E)", "bits = (w * mass)"),
         },
     ),
     *mutations(
@@ -199,16 +185,35 @@ MUTATIONS: list[Mutation] = [
     ),
     *mutations(
         "specdec_kernels/backends/triton/select.py",
-        "tests/kernels/test_triton.py tests/kernels/test_filters.py -k 'triton and not compiles'",
+        "tests/kernels/test_select_triton.py -k 'limit and 1025'",
         {
-            "triton-top-p-before-top-k": (
-                "weights = tl.where(valid & (keys >= low), weight",
-                "weights = tl.where(valid, weight",
-            ),
+            "triton-lists-lose-what-has-no-room": ("if size <= LISTED:", "if size <= LISTED + 1:"),
             "triton-parts-beyond-the-best-do-not-count": (
-                "certain = mass >= wanted",
-                "certain = mass >= 0.0",
-                "tests/kernels/test_triton.py::test_more_blocks_than_a_pass_reads_at_once",
+                "| (listed >= left)",
+                "| (listed >= 0)",
+                "tests/kernels/test_select_triton.py::test_top_p_alone",
+            ),
+        },
+    ),
+    *mutations(
+        "specdec_kernels/backends/triton/shortlist.py",
+        "tests/kernels/test_triton.py::test_cutoffs",
+        {
+            "triton-top-p-before-top-k": ("mass = tl.sum(tl.where(counted, amount, 0), 0)", "mass = tl.sum(amount, 0)"),
+            "triton-ties-at-the-k-th-are-lost": (
+                "tl.where(others[:, None] > keys[None, :],",
+                "tl.where(others[:, None] >= keys[None, :],",
+            ),
+        },
+    ),
+    *mutations(
+        "specdec_kernels/backends/triton/select_flat.py",
+        "tests/kernels/test_select_triton.py -k 'too_many and normal'",
+        {
+            "triton-passes-forget-what-is-above": ("tl.where(counting, wanted - above, INFINITY)", "wanted"),
+            "triton-flat-top-p-of-the-whole-row": (
+                "wanted = tl.full([], -1.0, tl.float32)",
+                "wanted = top_p * total",
             ),
         },
     ),

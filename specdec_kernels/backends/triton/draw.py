@@ -18,7 +18,7 @@ from .core import (
     uniform,
     weight,
 )
-from .rows import load_block, load_cutoff, load_row, stats_row, target_ids, tokens_of
+from .rows import load_block, load_cutoff, load_row, place_of, stats_row, target_ids, tokens_of
 
 
 @triton.jit
@@ -51,7 +51,8 @@ def race_tokens(rows, b, j, block, x, its_max, raced, there):
     block, where w is relative to the block's largest logit, and its token, at the index of the block's statistics."""
     score_ptr, winner_ptr = raced
     at = stats_row(rows, b, j) * rows.num_blocks + block
-    seed, position = tl.load(rows.sampling.seed_ptr + b), tl.load(rows.sampling.position_ptr + b) + j
+    seed = tl.load(rows.sampling.seed_ptr + b)
+    position = tl.load(rows.sampling.position_ptr + b) + place_of(rows.sampling, b, j)
     zero, index = tl.full([], 0, tl.int32), tokens_of(block)
     if rows.d2t_ptr is None:
         bits = tl.reshape(random_bits(tl.min(index), index.numel, seed, position, zero, RACE), index.shape)

@@ -12,7 +12,7 @@ from ...types import TABLE_PADDING
 from .core import BLOCK
 from .kinds import ALIGNMENT, Kind, Piece, described
 from .rows import PARTS_OF_A_BLOCK, Rows, Sampling
-from .select import TILE
+from .shortlist import LIST
 
 
 def dense_rows(logits: torch.Tensor) -> torch.Tensor:
@@ -100,8 +100,9 @@ def pieces_of_statistics(rows: int, num_blocks: int, filtered: bool) -> tuple[Pi
     of_blocks = (torch.float32, (rows, num_blocks))
     if not filtered:
         return (of_blocks, of_blocks, None, None, None)
-    parts = (torch.float32, (rows, num_blocks * PARTS_OF_A_BLOCK.value))
-    return (of_blocks, of_blocks, parts, (torch.int32, (rows, TILE.value)), (torch.float32, (rows,)))
+    parts = num_blocks * PARTS_OF_A_BLOCK.value
+    of_select = (torch.int64, (rows, parts + LIST.value))
+    return (of_blocks, of_blocks, (torch.float32, (rows, parts)), of_select, (torch.float32, (rows,)))
 
 
 NO_STATISTICS = (None,) * 5
@@ -127,10 +128,10 @@ def rows_on_device(
 ) -> Rows:
     """``pointer``: to logits whose last dimension is dense; ``strides``: of the others; ``vocabulary``: their own;
     ``statistics``: the scratch of ``pieces_of_statistics``."""
-    block_max, block_sum, part_max, chosen, cutoff = statistics
+    block_max, block_sum, part_max, of_select, cutoff = statistics
     raw_max, raw_sum = raw_stats
     return Rows(
-        sampling, pointer, *strides, vocabulary, num_blocks, d2t, block_max, block_sum, part_max, chosen, raw_max,
+        sampling, pointer, *strides, vocabulary, num_blocks, d2t, block_max, block_sum, part_max, of_select, raw_max,
         raw_sum, cutoff, *stats_strides, *masks,
     )  # fmt: skip
 

@@ -11,6 +11,7 @@ from .core import BLOCK, INFINITY, adjust, merge
 
 PART = tl.constexpr(128)  # consecutive logits whose largest one filters ask for
 PARTS_OF_A_BLOCK = tl.constexpr(BLOCK.value // PART.value)
+GROUP = tl.constexpr(4)  # blocks that are read at once where all of a row are
 
 
 class Sampling(NamedTuple):
@@ -49,7 +50,7 @@ class Rows(NamedTuple):
     max_ptr: Any  # largest logit of block i of row (b, j) at (stats_stride_b b + stats_stride_j j) num_blocks + i
     sum_ptr: Any  # there, the sum of the block's weights relative to its largest logit
     part_max_ptr: Any  # largest logits of the parts of row (b, j), beside those of other rows; None: no filters
-    chosen_ptr: Any  # [rows, 64] int32: scratch of ``select``
+    scratch_ptr: Any  # of ``select``: [rows, number of parts + LIST] int64
     raw_max_ptr: Any  # the same for raw logits at temperature 1; None unless log-probabilities are wanted
     raw_sum_ptr: Any
     cutoff_ptr: Any  # of row (b, j) at stats_stride_b b + stats_stride_j j; None: no filters
@@ -108,6 +109,18 @@ def parent_of(sampling, b, node):
     """-1 for a child of the root, and where the parent does not come before the child, so that no path is endless."""
     parent = tl.load(sampling.parents_ptr + b * sampling.drafts_stride + node).to(tl.int32)
     return tl.where((parent >= 0) & (parent < node), parent, -1)
+
+
+@triton.jit
+def place_of(sampling, b, j):
+    """How many of a step's tokens come before that of row j: j drafts, in a tree those on the path to the row."""
+    if sampling.parents_ptr is None:
+        return j
+    else:
+        node, place = j.to(tl.int32) - 1, j * 0
+        while node >= 0:
+            node, place = parent_of(sampling, b, node), place + 1
+        return place
 
 
 @triton.jit
@@ -188,6 +201,20 @@ def tokens_of(block):
 def load_block(rows, b, j, block):
     """[1024] adjusted logits of a block, [N, 1024] of [N] blocks."""
     return load_tokens(rows, b, j, tokens_of(block))
+
+
+@triton.jit
+def load_group_max(rows, b, j, group, SIZE: tl.constexpr):
+    """[SIZE] largest logits, one for each of ``SIZE`` consecutive blocks, the ``group``-th so many of the row."""
+    block = group * SIZE + tl.arange(0, SIZE)
+    at = stats_row(rows, b, j) * rows.num_blocks + block
+    return tl.load(rows.max_ptr + at, mask=block < rows.num_blocks, other=-INFINITY)
+
+
+@triton.jit
+def load_group(rows, b, j, group, SIZE: tl.constexpr):
+    """[SIZE * 1024] adjusted logits of these blocks."""
+    return load_tokens(rows, b, j, tl.cast(group, tl.int32) * (SIZE * BLOCK) + tl.arange(0, SIZE * BLOCK))
 
 
 @triton.jit

@@ -6,7 +6,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .bisect import load_group, load_group_max
 from .core import (
     BLOCK,
     DRAFT_FLAG_FACTOR,
@@ -28,7 +27,7 @@ from .core import (
     row_fault,
 )
 from .draw import draw
-from .rows import load_row, load_token, parent_of
+from .rows import load_group, load_group_max, load_row, load_token, parent_of
 from .tree import find_child, load_nodes
 from .verify import load_q, log_q_of, race_residual
 

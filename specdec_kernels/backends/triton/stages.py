@@ -1,5 +1,5 @@
-"""The launches that all operations begin with: ``measure``, and with filters ``select`` and, for rule ``coupled``,
-``race``."""
+"""The launches that all operations begin with: ``measure``, and with filters ``select`` and ``select_flat`` and, for
+rules ``coupled`` and ``walk``, ``race``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from .measure import measure_kernel
 from .race import race_kernel
 from .rows import NO_ROWS, Rows, Sampling
 from .select import select_kernel
-from .tables import blocks_of_a_program
+from .select_flat import select_flat_kernel
+from .tables import blocks_of_a_program, parts_at_once
 
 MOST_SEQUENCES = 65535  # along the second dimension of a grid
 
@@ -46,10 +47,11 @@ def find_statistics(
         table=table or inside,
     )  # fmt: skip
     if filtered:
-        kind.launch(
-            select_kernel, (batch, all_rows, 1), target, draft, limits, rows, first_row,
-            BLOCKS=padded_blocks(num_blocks), table=table,
-        )  # fmt: skip
+        for kernel in (select_kernel, select_flat_kernel):
+            kind.launch(
+                kernel, (batch, all_rows, 1), target, draft, limits, rows, first_row, BLOCKS=padded_blocks(num_blocks),
+                TILE=parts_at_once(kernel.__name__, table), table=table,
+            )  # fmt: skip
         if raced is not None:
             grid, folded = grid_of(num_blocks, batch, rows)
             kind.launch(race_kernel, grid, target, limits, rows, first_row, raced, FOLDED=folded, table=table)

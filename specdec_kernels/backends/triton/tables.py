@@ -25,7 +25,8 @@ FAMILIES = ("ampere", "hopper", "blackwell", "amd")
 # fmt: off
 WARPS = {
     "measure_kernel":         (1, 1, 1, 1),
-    "select_kernel":          (16, 16, 16, 8),
+    "select_kernel":          (4, 4, 4, 2),
+    "select_flat_kernel":     (16, 16, 16, 8),
     "race_kernel":            (4, 4, 4, 2),
     "sums_kernel":            (8, 8, 8, 4),
     "decide_kernel":          (8, 8, 8, 4),
@@ -46,8 +47,8 @@ WARPS_WITH_TABLE = {
 REGISTERS = {"measure_kernel": 80}
 # The first kernel of an operation, and those that come later (dependent.py).
 FIRST = {"measure_kernel"}
-LATER = {"select_kernel", "race_kernel", "sums_kernel", "decide_kernel", "decide_draft_kernel", "decide_tree_kernel",
-         "first_children_kernel", "decide_children_kernel"}
+LATER = {"select_kernel", "select_flat_kernel", "race_kernel", "sums_kernel", "decide_kernel", "decide_draft_kernel",
+         "decide_tree_kernel", "first_children_kernel", "decide_children_kernel"}
 # fmt: on
 
 overrides: dict[str, int] = {}  # numbers of warps, by kernel, while others are timed (kinds.py)
@@ -90,6 +91,11 @@ def blocks_of_a_program(blocks: int) -> int:
     """How many blocks a program of ``measure_kernel`` has, if there are so many for all of them together. On an H200,
     one is best for 756 blocks, 2 for 6,000 and 4 for 36,000."""
     return 1 if blocks <= 2048 else 2 if blocks <= 12288 else 4
+
+
+def parts_at_once(kernel: str, table: bool) -> int:
+    """How many parts of 128 logits ``kernel`` reads at once, which changes no result."""
+    return (8 if table else 16) if kernel == "select_kernel" else (16 if table else 32)
 
 
 def visits_at_once(blocks: int, table: bool, reduced: bool) -> int:

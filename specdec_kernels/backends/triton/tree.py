@@ -9,20 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .bisect import GROUP, load_group, load_group_max
-from .core import (
-    BLOCK,
-    DRAFT_OUT_OF_RANGE,
-    RACE,
-    TREE_WALK,
-    exponential,
-    inverse,
-    random_bits,
-    row_fault,
-    uniform,
-    weight,
-)
-from .draw import argmax
+from .core import DRAFT_OUT_OF_RANGE, TREE_WALK, row_fault
+from .draw import argmax, race_winner
 from .rows import load_limit, load_row, parent_of
 
 
@@ -48,30 +36,7 @@ def find_child(step, parents, tokens, row, after, chosen, NODES: tl.constexpr):
 
 
 @triton.jit
-def race_row(rows, b, j, level, largest, cutoff):
-    """The token that wins the race of rule `coupled` in row (b, j), at position ``level`` of the step."""
-    sampling, place = rows.sampling, tl.arange(0, GROUP)
-    seed, position = tl.load(sampling.seed_ptr + b), tl.load(sampling.position_ptr + b) + level
-    inverse_temperature = inverse(tl.load(sampling.temperature_ptr + b))
-    best, token = tl.full([], 0.0, tl.float32), tl.full([], 0, tl.int64)
-    for group in range(0, tl.cdiv(rows.num_blocks, GROUP)):
-        its_max = load_group_max(rows, b, j, group, GROUP)
-        if tl.max(its_max, 0) >= cutoff:
-            first = tl.cast(group, tl.int64) * (GROUP * BLOCK)
-            x = tl.reshape(load_group(rows, b, j, group, GROUP), [GROUP, BLOCK])
-            bits = random_bits(first, GROUP * BLOCK, seed, position, tl.full([], 0, tl.int32), RACE)
-            w = tl.where(x >= cutoff, weight(x, its_max[:, None], inverse_temperature), 0.0)
-            score = w / exponential(uniform(tl.reshape(bits, [GROUP, BLOCK])))
-            its_best = tl.max(score, 1) * weight(its_max, largest, inverse_temperature)
-            block = tl.argmax(its_best, 0)
-            winner = first + block * BLOCK + tl.sum(tl.where(place == block, tl.argmax(score, 1), 0), 0)
-            token = tl.where(tl.max(its_best, 0) > best, winner, token)
-            best = tl.maximum(best, tl.max(its_best, 0))
-    return token
-
-
-@triton.jit
-def walk_tree(step, b, depth, RULE: tl.constexpr, BLOCKS: tl.constexpr, NODES: tl.constexpr):
+def walk_tree(step, b, depth, raced, RULE: tl.constexpr, BLOCKS: tl.constexpr, NODES: tl.constexpr):
     """Goes on to the child that holds the token drawn at a row, while there is one.
 
     Returns (the last row, its level, status, the token drawn there, -1 if the row has no distribution)."""
@@ -88,7 +53,7 @@ def walk_tree(step, b, depth, RULE: tl.constexpr, BLOCKS: tl.constexpr, NODES: t
                 if temperature == 0.0:
                     token = argmax(step.target, b, row, block_max, largest, BLOCKS)
                 else:
-                    token = race_row(step.target, b, row, level, largest, cutoff)
+                    token = race_winner(step.target, b, row, raced, block_max, largest, 0)
             else:
                 token = argmax(step.target, b, row, block_max, largest, BLOCKS)
             after = tl.where(level < depth, -1, NODES)

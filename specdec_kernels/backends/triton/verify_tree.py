@@ -1,6 +1,6 @@
 """``verify_tree``: ``measure``, of every row of the nodes that count, and of q of rows that have children; with filters
-``select``; then ``decide``: one program for each sequence goes through its tree. Of the rows, it reads only those that
-its path enters."""
+``select``, and for rule `walk` the races of all rows; then ``decide``: one program for each sequence goes through its
+tree. Of the rows, it reads only those that its path enters."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ from .verify import Step
 def decide_tree_kernel(
     step,  # Step, whose drafts are the nodes
     depth,  # D
+    raced,  # (scores, winners) of rule `walk`, else None
     outputs,  # path, tokens: [B, D+1]; num_accepted, num_emitted, status: [B]
     RULE: tl.constexpr,
     BLOCKS: tl.constexpr,
@@ -44,10 +45,10 @@ def decide_tree_kernel(
     wait_for_earlier(DEPENDENT)
     b = tl.program_id(0).to(tl.int64)
     if RULE == TREE_WALK:
-        row, level, status, token = walk_tree(step, b, depth, RULE, BLOCKS, NODES)
+        row, level, status, token = walk_tree(step, b, depth, raced, RULE, BLOCKS, NODES)
     else:
         if tl.load(step.target.sampling.temperature_ptr + b) == 0.0:
-            row, level, status, token = walk_tree(step, b, depth, RULE, BLOCKS, NODES)
+            row, level, status, token = walk_tree(step, b, depth, raced, RULE, BLOCKS, NODES)
         else:
             row, level, status, token = test_tree(step, b, depth, RULE, BLOCKS, NODES)
     emit_path(step, b, depth, row, level, status, token, outputs, COLUMNS)
@@ -76,9 +77,11 @@ def verify_tree(
     form = "verify_tree", rule, depth, given.forms, strides, draft_strides
     # Row N of q is that of the last node, which has no children.
     num_rows, filtered = (batch * rows, batch * (rows - 1)), sampling.filters is not None
+    races = rule == TREE_WALK.value
     kind = kind_of(form, device, lambda: Scratch(
         *pieces_of_statistics(num_rows[0], num_blocks, filtered),
         *(pieces_of_statistics(num_rows[1], num_blocks, filtered) if full_q else NO_STATISTICS),
+        *([(dtype, (num_rows[0], num_blocks)) for dtype in (torch.float32, torch.int32)] if races else ()),
     ))  # fmt: skip
     memory, scratch = kind.allocate()
     on_device, (p, q, ids, limits, *outputs) = given.pointers(kind)
@@ -86,13 +89,15 @@ def verify_tree(
     draft = NO_ROWS
     if draft_strides is not None:
         width, its_rows = draft_logits.shape[2], (rows - 1, 1)
-        draft = rows_on_device(q, draft_strides[:2], width, num_blocks, ids, on_device, its_rows, scratch[5:])
+        draft = rows_on_device(q, draft_strides[:2], width, num_blocks, ids, on_device, its_rows, scratch[5:10])
     step = Step(target, draft, None, None, limits, rows - 1)
+    raced = (scratch[10], scratch[11]) if races else None
     with device_guard(target_logits):
-        find_statistics(kind, target, draft, limits, batch, rows)
+        find_statistics(kind, target, draft, limits, batch, rows, raced=raced)
         kind.launch(
-            decide_tree_kernel, (batch, 1, 1), step, depth, tuple(outputs), RULE=rule, BLOCKS=padded_blocks(num_blocks),
-            NODES=triton.next_power_of_2(max(rows - 1, 1)), COLUMNS=triton.next_power_of_2(depth + 1), table=True,
+            decide_tree_kernel, (batch, 1, 1), step, depth, raced, tuple(outputs), RULE=rule,
+            BLOCKS=padded_blocks(num_blocks), NODES=triton.next_power_of_2(max(rows - 1, 1)),
+            COLUMNS=triton.next_power_of_2(depth + 1), table=True,
         )  # fmt: skip
     kind.ended(memory)
     return results

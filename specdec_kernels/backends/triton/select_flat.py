@@ -1,0 +1,174 @@
+"""The launch ``select_flat``: the same for rows in which too many logits are near or above the cutoff for one list. For
+the others, which are most, a program ends at once.
+
+An interval that holds the cutoff becomes smaller until its logits fit in a list. A pass over the row says what lies at
+or above each of 8 pivots, which are at equal distances in the logits, so that flat and peaked rows spread over them;
+and after three such passes in their bits, so that 12 of these passes suffice whatever the logits are.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .core import (
+    BLOCK,
+    INFINITY,
+    LOWEST,
+    from_ordered_key,
+    inverse,
+    min_p_cutoff,
+    ordered_key,
+    sum_of_masses,
+    sums_of_blocks,
+    weight,
+)
+from .dependent import let_next_begin, wait_for_earlier
+from .rows import GROUP, PART, is_drafted_from, load_group, load_group_max, load_limit, load_merged, stats_row
+from .shortlist import (
+    ALL,
+    GREATEST,
+    LISTED,
+    UNIT,
+    least_kept,
+    list_logits,
+    list_parts,
+    load_part_keys,
+    load_parts,
+    nth_of,
+)
+
+PIVOTS = tl.constexpr(8)
+
+
+@triton.jit
+def least_for_top_p(rows, largest, total, temperature, top_p):
+    """The key of a logit below which even all tokens together weigh less than 1 - top_p. Allows for rounding."""
+    distance = temperature * tl.log((1.0 - top_p) * total / rows.num_blocks / BLOCK)
+    bound = largest + distance - 1e-5 * (temperature + tl.abs(largest) + tl.abs(distance))
+    return ordered_key(tl.minimum(bound, largest))
+
+
+@triton.jit
+def pivots_of(low, high, turn):
+    """[PIVOTS] ascending keys, the first and the last of which are ``low`` and ``high``."""
+    i = tl.arange(0, PIVOTS)
+    part = i.to(tl.float32) * (1.0 / (PIVOTS - 1))
+    by_value = ordered_key(from_ordered_key(low) * (1.0 - part) + from_ordered_key(high) * part)
+    by_bits = (low + ((high.to(tl.int64) - low) * i + PIVOTS - 2) // (PIVOTS - 1)).to(tl.int32)
+    pivot = tl.where(turn % 4 == 3, by_bits, tl.minimum(tl.maximum(by_value, low), high))
+    return tl.where(i == 0, low, tl.where(i == PIVOTS - 1, high, pivot))
+
+
+@triton.jit
+def weigh(rows, b, j, number, pivots, largest, inverse_temperature, counting, TILE: tl.constexpr):
+    """([PIVOTS] the weights of the row's logits at or above each pivot or, if ``counting``, their numbers; the smallest
+    and the largest key between the first and the last pivot), of the ``number`` listed parts. A float32 sum of
+    non-negative numbers in a fixed order never falls when a number is added, so the sums are in order as well."""
+    amount, first, low, high = tl.zeros([PIVOTS], tl.float32), number * 0, tl.min(pivots, 0), tl.max(pivots, 0)
+    smallest, greatest = tl.full([], GREATEST, tl.int32), tl.full([], LOWEST, tl.int32)
+    while first < number:
+        keys = tl.reshape(load_parts(rows, b, j, first, number, TILE)[0], [TILE * PART])
+        w = tl.where(counting, 1.0, weight(from_ordered_key(keys), largest, inverse_temperature))
+        amount += tl.sum(tl.where(keys[None, :] >= pivots[:, None], w[None, :], 0.0), 1)
+        smallest = tl.minimum(smallest, tl.min(tl.where(keys >= low, keys, GREATEST), 0))
+        greatest = tl.maximum(greatest, tl.max(tl.where(keys <= high, keys, LOWEST), 0))
+        first += TILE
+    return amount, smallest, greatest
+
+
+@triton.jit
+def find_cutoff(rows, b, j, largest, total, temperature, top_k, top_p, BLOCKS: tl.constexpr, TILE: tl.constexpr):
+    """The key of the smallest logit that top-k and then top-p keep; LOWEST if they keep all. ``total``: the row's
+    weight."""
+    part_keys, inverse_temperature = load_part_keys(rows, b, j, BLOCKS), inverse(temperature)
+    # `counting`: what is wanted at or above the cutoff is a number. Else it is a weight, not known yet if negative.
+    counting, weighing, top = top_k > 0.0, top_p < 1.0, ordered_key(largest)
+    wanted = tl.where(counting, top_k, tl.maximum(top_p * total, 1.1754944e-38))
+    # The cutoff is in low .. high. The logits beyond amount to ``above``.
+    low = nth_of(part_keys, top_k)
+    if counting == 0:
+        low = least_for_top_p(rows, largest, total, temperature, top_p)
+    low, high = tl.maximum(low, LOWEST + 1), top
+    above, turn, working = tl.full([], 0.0, tl.float32), low * 0, counting | weighing
+    low = tl.where(working, low, LOWEST)
+    while working:
+        number = list_parts(rows, b, j, part_keys, low)
+        size = list_logits(rows, b, j, number, low, high, TILE)
+        if (size <= LISTED) & (wanted >= 0.0):
+            most = tl.where(counting, wanted - above, INFINITY)
+            left = tl.where(counting, ALL, (tl.where(counting, 0.0, wanted - above) * UNIT).to(tl.int64))
+            low, mass = least_kept(rows, b, j, size, largest, inverse_temperature, most, left, -1.0)
+            high = low
+        else:
+            pivots = pivots_of(low, high, turn)
+            amount, smallest, greatest = weigh(rows, b, j, number, pivots, largest, inverse_temperature, counting, TILE)
+            wanted = tl.where(wanted < 0.0, tl.maximum(top_p * tl.max(amount, 0), 1.1754944e-38), wanted)
+            enough = amount >= wanted
+            low = tl.maximum(smallest, tl.max(tl.where(enough, pivots, low), 0))
+            high = tl.minimum(greatest, tl.min(tl.where(enough, high, pivots - 1), 0))
+            above, turn = tl.maximum(above, tl.max(tl.where(enough, 0.0, amount), 0)), turn + 1
+        if low >= high:
+            working = counting & weighing
+            if working:  # top-p of what top-k keeps
+                counting, high, above, turn = False, top, tl.full([], 0.0, tl.float32), low * 0
+                wanted = tl.full([], -1.0, tl.float32)
+    return low
+
+
+@triton.jit
+def store_sums_of_row(rows, b, j, cutoff, temperature):
+    """Stores the block sums of the tokens at or above the cutoff."""
+    for group in range(0, tl.cdiv(rows.num_blocks, GROUP)):
+        its_max = load_group_max(rows, b, j, group, GROUP)
+        total = tl.zeros([GROUP], tl.float32)
+        if tl.max(its_max, 0) >= cutoff:
+            x = tl.reshape(load_group(rows, b, j, group, GROUP), [GROUP, BLOCK])
+            w = weight(x, its_max[:, None], inverse(temperature))
+            total = sums_of_blocks(tl.where(x >= cutoff, w, 0.0), False)
+        block = group * GROUP + tl.arange(0, GROUP)
+        at = stats_row(rows, b, j) * rows.num_blocks + block
+        tl.store(rows.sum_ptr + at, total, mask=block < rows.num_blocks)
+
+
+@triton.jit
+def select_flat_row(rows, b, j, BLOCKS: tl.constexpr, TILE: tl.constexpr):
+    row, cutoff = stats_row(rows, b, j), tl.load(rows.cutoff_ptr + stats_row(rows, b, j))
+    if cutoff != cutoff:
+        temperature, at = tl.load(rows.sampling.temperature_ptr + b), rows.sampling.filters_ptr + b * 3
+        top_k, top_p, min_p = tl.load(at), tl.load(at + 1), tl.load(at + 2)
+        largest, lse, mass, block_max = load_merged(
+            rows.max_ptr, rows.sum_ptr, row * rows.num_blocks, rows.num_blocks, temperature, BLOCKS
+        )
+        key = find_cutoff(rows, b, j, largest, sum_of_masses(mass), temperature, top_k, top_p, BLOCKS, TILE)
+        cutoff = tl.maximum(from_ordered_key(key), min_p_cutoff(largest, temperature, min_p))
+        store_sums_of_row(rows, b, j, cutoff, temperature)
+        tl.store(rows.cutoff_ptr + row, cutoff)
+
+
+@triton.jit(do_not_specialize=["first_row"])
+def select_flat_kernel(
+    target,  # Rows; programs as in ``select``
+    draft,  # Rows, or NO_ROWS
+    num_drafts_ptr,  # [B] or None
+    num_rows,
+    first_row,
+    BLOCKS: tl.constexpr,
+    TILE: tl.constexpr,  # parts of 128 logits that are read at once
+    DEPENDENT: tl.constexpr,
+):
+    """Program (sequence, row)."""
+    let_next_begin(DEPENDENT)
+    wait_for_earlier(DEPENDENT)
+    b, i = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    if draft.ptr is None:
+        if i <= load_limit(num_drafts_ptr, b, num_rows - 1):
+            select_flat_row(target, b, i + first_row, BLOCKS, TILE)
+    else:
+        if i < num_rows:
+            if i <= load_limit(num_drafts_ptr, b, num_rows - 1):
+                select_flat_row(target, b, i + first_row, BLOCKS, TILE)
+        else:
+            i -= num_rows
+            if is_drafted_from(draft, b, i, load_limit(num_drafts_ptr, b, num_rows - 1)):
+                select_flat_row(draft, b, i + first_row, BLOCKS, TILE)
