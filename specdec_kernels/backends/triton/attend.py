@@ -14,6 +14,7 @@ import triton.language as tl
 
 from ... import ops
 from ...types import MOST_ATTENDING
+from . import tables
 from .elementwise import rounded
 from .launch import contiguous, device_guard
 from .recurrent import floats
@@ -120,7 +121,7 @@ def sum_of_parts(
     """The parts of all ranges, in their order. Those of other programs are in no cache but L2."""
     its = inside(live, e, 0, VALUES, WIDTH)
     o = tl.zeros([r.shape[0], WIDTH], tl.float32)
-    for number in tl.range(first_range, last_range + 1, loop_unroll_factor=4):
+    for number in tl.range(first_range, last_range + 1, loop_unroll_factor=2):
         line = number * lines + r
         its_m = tl.load(sums + line * 2, mask=live, other=LOW, cache_modifier=".cg")
         its_total = tl.load(sums + line * 2 + 1, mask=live, other=0.0, cache_modifier=".cg")
@@ -317,6 +318,8 @@ def store_and_attend(
             SECOND=size // 2 if cos is not None and cos.shape[2] == size else 0, PATHS=seen.shape[2] > 2, ROWS=lines,
             WIDTH=width, VALUES_WIDTH=values_width, BLOCK=block, STAGES=3 if q.itemsize == 2 else 2,
             num_warps=8 if lines * values_width > 4096 else 4,
+            # Without a bound, some registers would be spilled for one more program, which shared memory does not hold.
+            **({} if tables.family(q.device) == "amd" else {"maxnreg": 255}),
             # A product that is fused with a sum would not be rounded.
             enable_fp_fusion=q.dtype != torch.float32 or cos is None,
         )  # fmt: skip
