@@ -52,10 +52,12 @@ def delta_rule(tokens: int, most_bytes: int, heads: int, key_heads: int, size: i
         state.base.fill_(START)
     recurrent = transformers_function("qwen3_5", "torch_recurrent_gated_delta_rule")
     options = {"output_final_state": True, "use_qk_l2norm_in_kernel": True}
+    # Older versions of the function want keys and queries of each head.
+    wide_q, wide_k = (part.repeat_interleave(heads // key_heads, 2) for part in (q, k))
     return Layers(
         [s.state for s in states],
         lambda i, feed: delta_step(states[i], q, k, v, g, beta, feed),
-        lambda i: recurrent(q, k, v, g, beta, initial_state=states[i].state, **options)[0],
+        lambda i: recurrent(wide_q, wide_k, v, g, beta, initial_state=states[i].state, **options)[0],
     )
 
 

@@ -213,7 +213,8 @@ def race(
                     with neighbours.busy(count):
                         began = time.perf_counter()
                         written = ways[name](prompt, new)
-                        speeds[name, count].append(written / (time.perf_counter() - began))
+                        # A text that ends at once took a token, too.
+                        speeds[name, count].append(max(written, 1) / (time.perf_counter() - began))
     finally:
         neighbours.close()
     return speeds

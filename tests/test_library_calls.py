@@ -33,6 +33,9 @@ class Use(NamedTuple):
 
 def uses(source: str) -> Iterator[Use]:
     tree, imported = ast.parse(source), {}
+    # What only some versions have is imported where an ImportError is caught.
+    tried = (node for node in ast.walk(tree) if isinstance(node, ast.Try))
+    guarded = {n for t in tried if any("ImportError" in ast.unparse(h) for h in t.handlers) for n in t.body}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names = [(a.asname, a.name) if a.asname else (a.name.split(".")[0],) * 2 for a in node.names]
@@ -40,7 +43,7 @@ def uses(source: str) -> Iterator[Use]:
             names = [(a.asname or a.name, f"{node.module}.{a.name}") for a in node.names]
         else:
             continue
-        imported |= {here: name for here, name in names if name.split(".")[0] in LIBRARIES}
+        imported |= {here: name for here, name in names if name.split(".")[0] in LIBRARIES and node not in guarded}
     yield from (Use(name, 0, None) for name in imported.values())
 
     def name_of(node: ast.AST) -> str | None:
@@ -63,9 +66,8 @@ def find(name: str) -> object:
     top, *parts = name.split(".")
     found: object = importlib.import_module(top)
     for i, part in enumerate(parts):
-        if not hasattr(found, part):
-            importlib.import_module(".".join((top, *parts[: i + 1])))
-        found = getattr(found, part)
+        module = ".".join((top, *parts[: i + 1]))
+        found = getattr(found, part) if hasattr(found, part) else importlib.import_module(module)
     return found
 
 

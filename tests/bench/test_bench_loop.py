@@ -192,7 +192,7 @@ def test_the_loop_reports(tmp_path):
     assert row["found"]["peers"]["transformers"] in ("transformers", "transformers static")
     for name, m in by_name.items():
         assert m["tokens_per_second"].keys() == SUMMARY and m["tokens_per_second"]["median"] > 0
-        assert (m["tau"] == 1) == name.startswith(("plain", "transformers")) and m["tau"] <= 21
+        assert 1 <= m["tau"] <= 21 and (m["tau"] == 1 or not name.startswith(("plain", "transformers")))
         assert (m["alpha"] is None) == (not name.startswith("specdec"))
     assert row["reached"] == {}  # the goals are of another pair, on a GPU
     assert row["found"]["baseline"].startswith("plain") and row["found"]["outside_models"] < 1

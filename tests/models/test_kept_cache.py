@@ -53,6 +53,9 @@ def test_windows_and_caps_see_nothing_of_other_texts(case):
         ids = prompts(2, 5, 30, seed=seed)
         again = SpeculativeDecoder(model_of(case), None, 0).generate(ids, **NEW)
         assert decoder.generate(ids, **NEW).tokens == again.tokens
+        if not decoder.target.reads_only_filled:  # Gemma 2 by the sdpa of older transformers, without caps
+            assert kept(decoder.target) == []
+            continue
         spoil(kept(decoder.target)[0])
 
 
