@@ -71,16 +71,19 @@ def compare(texts: int = 120, new_tokens: int = 2, k: int = 2, temperature: floa
 
     spec = find_spec("specdec")
     pair = Path(str(spec and spec.origin)).parent / "embedded"  # two small models, trained for this
-    target, draft = (AutoModelForCausalLM.from_pretrained(pair / name).eval() for name in ("target", "draft"))
-    tokenizer = AutoTokenizer.from_pretrained(pair / "tokenizer")
+    target, draft = (
+        AutoModelForCausalLM.from_pretrained(pair / name, trust_remote_code=False, use_safetensors=True).eval()
+        for name in ("target", "draft")
+    )
+    tokenizer = AutoTokenizer.from_pretrained(pair / "tokenizer", trust_remote_code=False)
     prompt = tokenizer("import os\nimport").input_ids
 
     torch.manual_seed(0)
     ours = Counter(tuple(generate(target, draft, prompt, new_tokens, k, temperature)) for _ in range(texts))
-    decoder = SpeculativeDecoder(target, draft, num_drafts=k, rule="token")
+    decoder = SpeculativeDecoder(target, draft, num_drafts=k)
     params = SamplingParams(temperature=temperature)
     fast = decoder.generate(
-        [prompt] * texts, max_new_tokens=new_tokens, params=params, seed=range(texts), eos_token_id=[]
+        [prompt] * texts, max_new_tokens=new_tokens, params=params, seed=[*range(texts)], eos_token_id=[]
     )
     theirs = Counter(map(tuple, fast.tokens))
 

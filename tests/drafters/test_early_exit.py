@@ -143,9 +143,9 @@ def test_what_the_target_stored_is_never_written(kind, monkeypatch):
     proposed, caches, written, calls = [], [], [], itertools.count()
     write_at = StaticKVCache.write_at
 
-    def spy(self, slots, *others):
+    def spy(self, slots, *others, **more):
         written.append(slots)
-        write_at(self, slots, *others)
+        write_at(self, slots, *others, **more)
 
     unrecorded(monkeypatch)
     monkeypatch.setattr(StaticKVCache, "write_at", spy)

@@ -7,7 +7,6 @@ import itertools
 
 import pytest
 import torch
-import triton.language
 from support import BACKENDS
 from support.arrangements import LAYOUTS, identical
 
@@ -126,17 +125,16 @@ def test_threads_change_nothing(batch, rule):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="compiled kernels keep their constants")
 def test_tiles_change_nothing(monkeypatch):
-    """How many blocks a pass of Triton's filters reads at once has no effect, nor how many parts are tried first. Only
-    a mass within rounding of top_p could show one."""
-    from specdec_kernels.backends.triton import bisect, select
+    """How many parts of a row Triton's filters read at once has no effect. Only a mass within rounding of top_p could
+    show one."""
+    from specdec_kernels.backends.triton import stages
 
     options = {"temperature": (0.8, 0.5), "top_k": (0, 900), "top_p": (0.95, 1.0), "min_p": 0.001}
     inputs = random_step(2, 1, 2100, random_state=7, **options)
     wide = inputs.run("triton")
-    monkeypatch.setattr(bisect, "GROUP", triton.language.constexpr(2))
-    assert identical(inputs.run("triton"), wide)
-    monkeypatch.setattr(select, "TILE", triton.language.constexpr(16))
-    assert identical(inputs.run("triton"), wide)
+    for parts in (4, 8):
+        monkeypatch.setattr(stages, "parts_at_once", lambda kernel, table, parts=parts: parts)
+        assert identical(inputs.run("triton"), wide)
 
 
 # ---- Layouts ---------------------------------------------------------------------------------------------------------

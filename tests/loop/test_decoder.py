@@ -317,7 +317,7 @@ def test_memory_does_not_grow_with_steps(monkeypatch):
     seen: dict[int, set] = {}
     write_at = StaticKVCache.write_at
 
-    def spy(self, *arguments):
+    def spy(self, *arguments, **more):
         for layer in self.layers:
             if layer.is_initialized:
                 storage = (
@@ -326,7 +326,7 @@ def test_memory_does_not_grow_with_steps(monkeypatch):
                     layer.keys.untyped_storage().nbytes(),
                 )
                 seen.setdefault(id(layer), set()).add(storage)
-        write_at(self, *arguments)
+        write_at(self, *arguments, **more)
 
     monkeypatch.setattr(StaticKVCache, "write_at", spy)
     result = generate(*tunable_pair(0.3), prompts(2, 4, 9), max_new_tokens=100)

@@ -207,7 +207,8 @@ def test_what_trees_cannot_do_is_refused():
     model, lookup = tiny_model("llama"), PromptLookupDrafter()
 
     class Chains(Drafter):
-        pass
+        def start(self, batch):
+            raise AssertionError("it is refused before")
 
     for arguments, told in (
         ((Chains(), 4, 8), "tree: got 8 with draft=Chains"),

@@ -83,10 +83,19 @@ def why_its_own(model: PreTrainedModel, device_type: str) -> str | None:
         return "whose scores are soft-capped, but not by its own sdpa"  # sdpa of transformers 5.17 ignores soft-capping
     if any("forward" in vars(module) for module in copies(model)):
         return "of which a forward was replaced (by torch.compile, or hooks)"  # a copy would run the original's
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    if device_type == "cuda" and size < 16:
+    if device_type == "cuda" and (size := _smallest_head(config)) < 16:
         return f"whose heads have {size} numbers, and the kernel at least 16"
     return None
+
+
+def _smallest_head(config: PreTrainedConfig) -> int:
+    """How many numbers it has. Since transformers 5.24 layers may differ in it, as Gemma 4's do."""
+    own: Any = config
+    if getattr(config, "_heterogeneity_spec", None) is None:
+        layers = [own]
+    else:
+        layers = [own.per_layer_config[i] for i in range(own.num_hidden_layers)]
+    return min(getattr(layer, "head_dim", None) or layer.hidden_size // layer.num_attention_heads for layer in layers)
 
 
 def _lacks(model: PreTrainedModel) -> str | None:

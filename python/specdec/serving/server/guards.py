@@ -49,9 +49,7 @@ class Guards:
             self._check_key(scope, headers)
             self._check_phase(scope)
             self._check_rate(scope)
-            # What no route takes is answered 404 or 405, whatever its body is.
-            body = await self._read_body(scope, headers, receive) if taken(scope) else b""
-            if body is None:
+            if (body := await self._read_body(scope, headers, receive)) is None:
                 return  # the client has left
         except ApiError as error:
             return await error.response(scope)(scope, receive, send)
@@ -111,6 +109,7 @@ class Guards:
         if not length.isdecimal() or int(length) > self.settings.max_body_bytes:
             raise self._too_large(length)
         posted = scope["method"] == "POST" and ("transfer-encoding" in headers or length != "0")
+        posted = posted and taken(scope)  # what no route takes is answered 404 or 405, whatever its body is
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         is_json = kind == "application/json" and headers.get("content-encoding", "identity") == "identity"
         if posted and not is_json:  # browsers let pages of other sites send other types unasked
