@@ -72,7 +72,9 @@ def compare(texts: int = 120, new_tokens: int = 2, k: int = 2, temperature: floa
     spec = find_spec("specdec")
     pair = Path(str(spec and spec.origin)).parent / "embedded"  # two small models, trained for this
     target, draft = (
-        AutoModelForCausalLM.from_pretrained(pair / name, trust_remote_code=False, use_safetensors=True).eval()
+        AutoModelForCausalLM.from_pretrained(
+            pair / name, dtype=torch.float32, trust_remote_code=False, use_safetensors=True
+        ).eval()
         for name in ("target", "draft")
     )
     tokenizer = AutoTokenizer.from_pretrained(pair / "tokenizer", trust_remote_code=False)

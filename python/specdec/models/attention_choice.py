@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch.utils._triton import has_triton
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from specdec_kernels import build_info
 
