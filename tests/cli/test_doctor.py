@@ -63,7 +63,7 @@ def test_doctor_says_what_is_one_product_on_a_gpu(monkeypatch):
     assert (
         native_report(copy.deepcopy(tiny_model("llama")))["layers computed together"] == "2 of 3 layers, 2 of 2 layers"
     )
-    monkeypatch.setenv("SPECDEC_MERGED", "0")
+    monkeypatch.setenv("SPECDEC_NATIVE", "0")
     assert native_report(copy.deepcopy(tiny_model("llama")))["layers computed together"] == "none"
 
 

@@ -365,12 +365,12 @@ def test_what_is_not_there(model):
 
 
 def test_it_can_be_switched_off(model, monkeypatch):
-    monkeypatch.setenv("SPECDEC_MERGED", "0")
+    monkeypatch.setenv("SPECDEC_NATIVE", "0")
     assert merged(model) is model
-    monkeypatch.setenv("SPECDEC_MERGED", "no")
-    with pytest.raises(ValueError, match="^SPECDEC_MERGED: got 'no', allowed: '0' or '1'"):
+    monkeypatch.setenv("SPECDEC_NATIVE", "no")
+    with pytest.raises(ValueError, match="^SPECDEC_NATIVE: got 'no', allowed: '0' or '1'"):
         merged(model)
-    monkeypatch.setenv("SPECDEC_MERGED", "1")
+    monkeypatch.setenv("SPECDEC_NATIVE", "1")
     assert merged(model) is not model
 
 

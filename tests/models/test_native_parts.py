@@ -71,6 +71,21 @@ def test_what_is_recognised(case):
     assert {name: type(m) for name, m in model.named_modules()} == before
 
 
+def test_one_name_switches_all_of_it_off(monkeypatch):
+    model, text = tiny_model("llama"), prompts(1, 9, 9)
+    found = SpeculativeDecoder(model, None, 0).generate(text, max_new_tokens=12).tokens
+    assert CachedModel(model).attention == "native"
+    monkeypatch.setenv("SPECDEC_NATIVE", "0")
+    off = CachedModel(model)
+    assert off.attention == "model" and all(
+        type(m).__module__.startswith(("torch", "transformers")) for m in off.steps.modules()
+    )
+    assert SpeculativeDecoder(model, None, 0).generate(text, max_new_tokens=12).tokens == found
+    monkeypatch.setenv("SPECDEC_NATIVE", "off")
+    with pytest.raises(ValueError, match="^SPECDEC_NATIVE: got 'off', allowed: '0' or '1'"):
+        SpeculativeDecoder(model, None, 0)
+
+
 @pytest.mark.parametrize("case", ["llama", "gemma3_text", "qwen3", "olmo2", "gpt_neox"])
 def test_they_compute_the_same(case, monkeypatch):
     model, text = model_of(case), prompts(1, 9, 9)

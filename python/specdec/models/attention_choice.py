@@ -14,6 +14,7 @@ from specdec_kernels import build_info
 from ..checks import refuse
 from .attention import copies
 from .linear import has_native
+from .native_setting import is_wanted
 
 CHOICES = ("auto", "model", "flex", "native", "fused")
 
@@ -23,25 +24,18 @@ def choose(model: PreTrainedModel, requested: str = "auto") -> str:
     more), "flex", "native", or "model" for its own function (sdpa or eager).
 
     Args:
-        requested: "auto" chooses fused on a GPU, and native instead of sdpa, or of eager if the
-            class has no sdpa, on a CPU, if the model's attention allows
-            it. Any other choice is returned, or refused with a ValueError.
+        requested: "auto" chooses fused on a GPU, and native instead of sdpa, or of eager if the class has no sdpa, on
+            a CPU, if the model's attention and ``SPECDEC_NATIVE`` allow it. Any other choice is returned, or refused
+            with a ValueError.
     """
     if requested not in CHOICES:
         refuse("attention", repr(requested), " or ".join(map(repr, CHOICES)))
-    if requested == "model":
+    if requested == "model" or (requested == "auto" and not is_wanted()):
         return "model"
     config, on_cpu = model.config.get_text_config(decoder=True), model.device.type == "cpu"
     # On a CPU, compiled flex attention is correct, but slower than the model's own, and each shape takes seconds.
-    wanted = (
-        requested
-        if requested != "auto"
-        else "native"
-        if on_cpu
-        else "fused"
-        if has_fused(model.device.type)
-        else "flex"
-    )
+    best = "native" if on_cpu else "fused" if has_fused(model.device.type) else "flex"
+    wanted = best if requested == "auto" else requested
     lacks = _lacks(model)
     if wanted == "flex" and not lacks and has_sinks(model):
         lacks = "which has attention sinks"

@@ -14,6 +14,7 @@ from specdec_kernels import Packing, build_info, linear, linears
 
 from .beside import Beside, beside_in
 from .copied_modules import with_modules
+from .native_setting import is_wanted
 from .product import DEVICE, DTYPES, product, takes
 
 M = TypeVar("M", bound=nn.Module)
@@ -48,7 +49,7 @@ def with_native_linear(model: M) -> M:
     Layers beside each other are computed in one operation. The model is not changed; see
     :func:`.copied_modules.with_modules`.
     """
-    if not has_native():
+    if not has_native() or not is_wanted():
         return model
     native = with_modules(model, _as_native)
     for module in native.modules():

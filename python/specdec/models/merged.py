@@ -9,7 +9,6 @@ takes them for one tensor: accelerate would leave out all but the first of those
 from __future__ import annotations
 
 import copy
-import os
 from collections import Counter
 from collections.abc import Sequence
 from typing import TypeVar, cast
@@ -18,15 +17,14 @@ from weakref import WeakValueDictionary
 import torch
 from torch import nn
 
-from ..checks import refuse
 from .beside import BESIDE, Beside, Names, all_beside, beside_in
 from .copied_modules import with_modules
 from .linear import is_plain
+from .native_setting import is_wanted
 from .prefill import is_out_of_memory
 from .product import product
 
 M = TypeVar("M", bound=nn.Module)
-SETTING = "SPECDEC_MERGED"
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -101,7 +99,7 @@ class _Product:
 
 def with_merged(model: M, device: str = "cuda", names: Names = BESIDE) -> M:
     """Returns ``model`` with its plain linear layers beside each other on a GPU as one product each; ``model`` itself
-    if there are none, or if the environment has ``SPECDEC_MERGED=0``.
+    if there are none, or if the environment has ``SPECDEC_NATIVE=0``.
 
     Their parameters are moved beside each other, one group after the other, and stay the same objects, with the same
     numbers. Left alone is what is more than an ``nn.Linear`` (adapters, quantised layers, shards, parametrised weights,
@@ -113,7 +111,7 @@ def with_merged(model: M, device: str = "cuda", names: Names = BESIDE) -> M:
         names: those of layers that a module calls with the same tensor.
 
     Raises:
-        ValueError: ``SPECDEC_MERGED`` is neither 0 nor 1.
+        ValueError: ``SPECDEC_NATIVE`` is neither 0 nor 1.
     """
     if not is_wanted():
         return model
@@ -122,17 +120,6 @@ def with_merged(model: M, device: str = "cuda", names: Names = BESIDE) -> M:
     if merging.moved and device == "cuda":
         torch.cuda.empty_cache()  # what they left may not fit what comes, and a graph's capture could not free it
     return merged
-
-
-def is_wanted() -> bool:
-    """Whether products are merged at all, as the environment says.
-
-    Raises:
-        ValueError: as :func:`with_merged`.
-    """
-    if (asked := os.environ.get(SETTING, "1")) not in ("0", "1"):
-        refuse(SETTING, repr(asked), "'0' or '1'")
-    return asked == "1"
 
 
 def is_merged_as_before(model: nn.Module) -> bool:

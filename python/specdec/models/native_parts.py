@@ -23,6 +23,7 @@ from .ahead import take_norm
 from .copied_modules import reclass, with_globals, with_modules
 from .deferred import deferred_rotation
 from .linear import has_native, is_ours
+from .native_setting import is_wanted
 
 M = TypeVar("M", bound=nn.Module)
 ROTARY = "apply_rotary_pos_emb"
@@ -77,7 +78,7 @@ def with_native_parts(model: M, defers: bool = False) -> M:
     """
     # Not all of these have weights, which would say where they are.
     devices = {parameter.device.type for parameter in model.parameters()}
-    if len(devices) != 1 or not has_parts(devices.pop()):
+    if len(devices) != 1 or not has_parts(devices.pop()) or not is_wanted():
         return model
     # What rotates has norms inside; norms, angles and gated layers have nothing inside that is exchanged as well.
     return with_modules(with_modules(model, functools.partial(_with_rotation, defers=defers)), _norm_angles_or_gated)

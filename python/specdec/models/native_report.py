@@ -14,8 +14,8 @@ from .beside import all_beside
 from .cached_model import CachedModel
 from .decoder_layers import NativeLayer, with_native_layers
 from .linear import NativeLinear
-from .merged import SETTING, is_wanted
 from .native_parts import NativeAngles, NativeGated, NativeRMSNorm
+from .native_setting import SETTING, is_wanted
 from .product import MOST_ROWS, UNIT, has_kernel
 
 
@@ -29,7 +29,7 @@ def native_report(model: PreTrainedModel) -> dict[str, str]:
     numbers = ", ".join(f"{count} of {stored}" for stored, count in sorted(linear.items())) or "none"
     together = Counter(len(beside.layers) for beside in all_beside(cached.steps))
     products = ", ".join(f"{count} of {size} layers" for size, count in sorted(together.items(), reverse=True))
-    why = "" if cached.device.type == "cpu" or is_wanted() else f", as {SETTING} is 0"
+    why = "" if is_wanted() else f", as {SETTING} is 0"
     lacks = why_its_own(model, "cuda")
     kinds = {"norms": NativeRMSNorm, "angles of positions": NativeAngles, "gated layers": NativeGated}
     return {
