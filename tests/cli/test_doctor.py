@@ -64,7 +64,9 @@ def test_doctor_says_what_is_one_product_on_a_gpu(monkeypatch):
         native_report(copy.deepcopy(tiny_model("llama")))["layers computed together"] == "2 of 3 layers, 2 of 2 layers"
     )
     monkeypatch.setenv("SPECDEC_NATIVE", "0")
-    assert native_report(copy.deepcopy(tiny_model("llama")))["layers computed together"] == "none"
+    assert (
+        native_report(copy.deepcopy(tiny_model("llama")))["layers computed together"] == "none, as SPECDEC_NATIVE is 0"
+    )
 
 
 def test_doctor_names_what_the_cpu_has(monkeypatch):

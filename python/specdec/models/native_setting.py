@@ -10,8 +10,8 @@ SETTING = "SPECDEC_NATIVE"
 
 
 def is_wanted() -> bool:
-    """Whether modules are exchanged for ours at all: not where the environment has ``SPECDEC_NATIVE=0``. It is read when
-    a model's steps are made. Weights that are stored in 8 or 4 bits, and recurrent layers, are ours anyway.
+    """Whether modules are exchanged for ours at all: not where the environment has ``SPECDEC_NATIVE=0`` when a model's
+    steps are made. Weights that are stored in 8 or 4 bits, and recurrent layers, are ours anyway.
 
     Raises:
         ValueError: ``SPECDEC_NATIVE`` is neither 0 nor 1.
