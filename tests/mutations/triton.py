@@ -43,8 +43,8 @@ MUTATIONS: list[Mutation] = [
                 "angle + token * 0, mine",
             ),
             "triton-attention-drops-the-last-range": (
-                "tl.range(first_range, last_range + 1, loop_unroll_factor=4)",
-                "tl.range(first_range, last_range, loop_unroll_factor=4)",
+                "tl.range(first_range, last_range + 1, loop_unroll_factor=2)",
+                "tl.range(first_range, last_range, loop_unroll_factor=2)",
             ),
             "triton-attention-stores-what-another-worker-reads": (
                 "owner = tl.where(read, (number - first_range) % tl.num_programs(2), 0)",
