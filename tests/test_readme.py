@@ -40,3 +40,11 @@ def test_what_ci_runs():
     assert "\n" not in first + second and len(first) < 180 and len(second) < 220
     assert first.endswith('.venv/bin/specdec generate "def fibonacci(n):"')
     assert '-e ".[test]"' in second and ".venv/bin/python -m pytest" in second
+
+
+def test_every_line_of_setup_asks_for_a_setuptools_that_is_new_enough():
+    """A new environment of Python 3.11 has 65.5, which ``pip install setuptools`` leaves there."""
+    oldest = re.search(r'"(setuptools>=\d+)"', (ROOT / "pyproject.toml").read_text())[1]
+    for told in ("README.md", "tools/torch-cpu.txt", "examples/Dockerfile"):
+        named = re.findall(r"setuptools\S*", (ROOT / told).read_text())
+        assert named and all(name.strip("'") == oldest for name in named)

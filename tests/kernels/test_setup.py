@@ -75,6 +75,3 @@ def test_a_setuptools_that_cannot_read_the_projects_file_is_refused_in_a_line(mo
         runpy.run_path("setup.py")
     message = f"specdec needs setuptools >= {oldest} to build: got 65.5.0; pip install -U 'setuptools>={oldest}'"
     assert str(refused.value) == message
-    for told in ("README.md", "tools/torch-cpu.txt", "examples/Dockerfile"):  # none takes the one that is there
-        named = re.findall(r"setuptools\S*", (ROOT / told).read_text())
-        assert named and all(name.strip("'") == f"setuptools>={oldest}" for name in named)
