@@ -16,7 +16,7 @@ from ... import ops
 from ...types import MOST_ATTENDING
 from . import tables
 from .elementwise import rounded
-from .launch import contiguous, device_guard
+from .launch import contiguous, dense_rows, device_guard
 from .recurrent import floats
 
 TOKENS = tl.constexpr(MOST_ATTENDING)
@@ -306,8 +306,8 @@ def store_and_attend(
     parts = q.new_empty(rows, groups, ranges, tokens * of_program, value_size, dtype=torch.float32)
     sums = parts.new_empty(*parts.shape[:-1], 2)
     counter = torch.zeros(rows * groups, dtype=torch.int32, device=q.device) if counter is None else counter
-    q = _dense(q)
-    k, v = (None if x is None else _dense(x) for x in (k, v))
+    q = dense_rows(q)
+    k, v = (None if x is None else dense_rows(x) for x in (k, v))
     with device_guard(q):
         attend_kernel[rows, groups, workers](
             q, k, v, keys, values, contiguous(slots), seen.contiguous(), contiguous(cos), contiguous(sin), sinks, y,
@@ -324,10 +324,6 @@ def store_and_attend(
             enable_fp_fusion=q.dtype != torch.float32 or cos is None,
         )  # fmt: skip
     return y
-
-
-def _dense(x: torch.Tensor) -> torch.Tensor:
-    return x if x.stride(3) == 1 else x.contiguous()
 
 
 def _strides(x: torch.Tensor | None) -> tuple[int, ...]:

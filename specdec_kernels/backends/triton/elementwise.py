@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from ... import ops
-from .launch import contiguous, device_guard
+from .launch import contiguous, dense_rows, device_guard
 from .recurrent import floats
 
 _NUMBERS = 1024  # of a gated layer in a program
@@ -142,11 +142,6 @@ def _require(tensor: torch.Tensor, shape: tuple[int, ...], like: torch.Tensor, n
         raise RuntimeError(f"specdec_kernels: {name} has a wrong shape, dtype or device")
 
 
-def _dense(x: torch.Tensor) -> torch.Tensor:
-    """``x``, copied only if its last numbers do not lie beside each other. (Parts of a product do.)"""
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
 def rms_norm(
     x: torch.Tensor, weight: torch.Tensor | None, epsilon: float, offset: float, round_first: bool
 ) -> torch.Tensor:
@@ -155,7 +150,7 @@ def rms_norm(
         _require(weight, (size,), x, "weight")
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     inner = x.shape[-2] if x.dim() > 1 else 1
-    x = _dense(x.reshape(math.prod(x.shape[:-2]), inner, size))
+    x = dense_rows(x.reshape(math.prod(x.shape[:-2]), inner, size))
     with device_guard(x):
         rms_norm_kernel[y.numel() // size,](
             x, contiguous(weight), y, size, inner, *x.stride()[:2],
@@ -200,7 +195,7 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     rows, heads, tokens, size = x.shape
     for name, angles in (("cos", cos), ("sin", sin)):
         _require(angles, (1 if cos.shape[0] == 1 else rows, tokens, size), x, name)
-    x = _dense(x)
+    x = dense_rows(x)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     angle_stride = 0 if cos.shape[0] == 1 else tokens * size
     with device_guard(x):
@@ -216,7 +211,7 @@ def gated(gate: torch.Tensor, up: torch.Tensor, gelu: bool) -> torch.Tensor:
     _require(up, tuple(gate.shape), gate, "up")
     y, size = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device), gate.shape[-1]
     rows = math.prod(gate.shape[:-1])
-    gate, up = (_dense(part.reshape(rows, size)) for part in (gate, up))
+    gate, up = (dense_rows(part.reshape(rows, size)) for part in (gate, up))
     with device_guard(gate):
         gated_kernel[rows, triton.cdiv(size, _NUMBERS)](
             gate, up, y, size, gate.stride(0), up.stride(0), GELU=gelu, NUMBERS=_NUMBERS, num_warps=4

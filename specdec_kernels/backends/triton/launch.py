@@ -15,9 +15,9 @@ from .rows import PARTS_OF_A_BLOCK, Rows, Sampling
 from .shortlist import LIST
 
 
-def dense_rows(logits: torch.Tensor) -> torch.Tensor:
-    """``logits``, copied only if the last dimension is not dense, which kernels require."""
-    return logits if logits.stride(-1) == 1 or logits.shape[-1] == 1 else logits.contiguous()
+def dense_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor``, copied only if the last dimension is not dense, which kernels require."""
+    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
 
 
 def contiguous(tensor: torch.Tensor | None) -> torch.Tensor | None:
