@@ -55,8 +55,8 @@ def without_driver(folder: str) -> None:
     from specdec_kernels.backends.triton import tables
 
     tables.family = lambda device: "hopper"  # type: ignore[assignment]
-    known = backends._loaded
-    backends._loaded = lambda stem, name, device: (  # type: ignore[assignment]
+    known = backends._suffix
+    backends._suffix = lambda stem, name, device: (  # type: ignore[assignment]
         "_triton" if name == "triton" else known(stem, name, device)
     )
 

@@ -179,4 +179,4 @@ def _triton_runs_on(device_type: str) -> bool:
 
 
 for _function in (_runs_on, _triton_runs_on):
-    vars(_function)["_dynamo_marked_constant"] = True  # as backends._suffix
+    vars(_function)["_dynamo_marked_constant"] = True  # as backends._name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 
 import torch
+from torch.compiler import is_compiling
 
 from ..forks import survive_forks
 from ..ops import handle
@@ -49,20 +50,24 @@ def operation(stem: str, backend: str, device_type: str) -> torch._ops.OpOverloa
         ValueError: an unknown name.
         RuntimeError: an explicit choice that cannot run here, with the reason.
     """
-    return handle(stem + _suffix(stem, backend, device_type))
+    return handle(_name(stem, backend, device_type)) if is_compiling() else _loaded(stem, backend, device_type)
 
 
-def _suffix(stem: str, backend: str, device_type: str) -> str:
-    return _loaded(stem, backend, device_type)
+def _name(stem: str, backend: str, device_type: str) -> str:
+    return _loaded(stem, backend, device_type).name().partition("::")[2]
 
 
 # torch.compile must not trace it, since it imports and reads what is installed. torch.compiler.assume_constant_result
 # does no more than this, but as a decorator it would import torch._dynamo, and with it Triton, with this package.
-vars(_suffix)["_dynamo_marked_constant"] = True
+vars(_name)["_dynamo_marked_constant"] = True
 
 
 @functools.cache
-def _loaded(stem: str, backend: str, device_type: str) -> str:
+def _loaded(stem: str, backend: str, device_type: str) -> torch._ops.OpOverload:
+    return handle(stem + _suffix(stem, backend, device_type))
+
+
+def _suffix(stem: str, backend: str, device_type: str) -> str:
     """The suffix that this backend's operations have in ``ops``. Registers them, if Python implements them."""
     if backend not in Backend._value2member_map_:
         allowed = ", ".join(repr(str(b)) for b in Backend)

@@ -131,7 +131,7 @@ def test_auto_prefers_native_code():
 def test_auto_on_a_gpu(monkeypatch, able, chosen):
     able = (*able, "reference")
     monkeypatch.setattr(backends, "unavailable", lambda name, device: None if name in able else f"no {name}, {device}")
-    choose = backends._loaded.__wrapped__
+    choose = backends._suffix
     assert choose("draft_step", "auto", "cuda") == chosen
     assert choose("verify_tree", "auto", "cuda") == (chosen or "_triton")  # CUDA has no trees
     with pytest.raises(RuntimeError, match="'cuda' has no verify_tree, only draft_step, speculative_step, linear"):

@@ -14,10 +14,12 @@ import torch
 
 from specdec_kernels.testing import StepInputs, TreeInputs, device_of, random_step, random_tree_step
 
+triton = pytest.importorskip("triton")
 triton_backend = pytest.importorskip("specdec_kernels.backends.triton")
 from specdec_kernels.backends.triton import kinds, stages  # noqa: E402
 
 ON_GPU = torch.cuda.is_available()
+STREAM = 7
 MODULES = (
     stages, triton_backend.draft_children, triton_backend.draft_step, triton_backend.speculative_step,
     triton_backend.verify_tree,
@@ -51,14 +53,20 @@ def relocated(like: object, given: Any) -> object:
 class Compiled:
     """What a launch of ``kernel`` with these arguments returns on a GPU."""
 
+    function, packed_metadata = "its function", "its metadata"
+
     def __init__(self, kernel: Any, grid: tuple, arguments: tuple, constants: dict, later: list[str]):
         self.kernel, self.grid, self.arguments, self.constants, self.later = kernel, grid, arguments, constants, later
+
+    def run(self, x: int, y: int, z: int, stream: int, function, metadata, described, before, after, *given) -> None:
+        assert (function, metadata) == (self.function, self.packed_metadata) and described is before is after is None
+        self[x, y, z](*given, stream=stream)
 
     def __getitem__(self, grid: tuple) -> Callable:
         assert grid == self.grid
 
-        def launch(*given: object) -> None:
-            assert len(given) == len(self.kernel.arg_names)
+        def launch(*given: object, stream: int) -> None:
+            assert stream == STREAM and len(given) == len(self.kernel.arg_names)
             self.later.append(self.kernel.__name__)
             arguments = relocated(self.arguments, given[: len(self.arguments)])
             self.kernel[grid](*arguments, **self.constants)
@@ -85,6 +93,7 @@ def later(monkeypatch) -> list[str]:
     names: list[str] = []
     monkeypatch.setattr(kinds, "_kinds", {})
     if not ON_GPU:
+        monkeypatch.setattr(kinds, "current_stream", lambda: STREAM)
         for module in MODULES:
             for name in [name for name in vars(module) if name.endswith("_kernel")]:
                 monkeypatch.setattr(module, name, Kernel(getattr(module, name), names))
@@ -212,17 +221,72 @@ def test_no_more_kinds_than_allowed_are_remembered(monkeypatch, later):
         assert 1 <= len(kinds._kinds) <= 3
 
 
-def test_pieces_of_scratch():
-    """Each is at a multiple of 16 bytes, whole, and no other's, wherever the memory begins."""
-    pieces = [(torch.float32, (3, 5)), None, (torch.int64, (2,)), (torch.float32, (0, 4)), (torch.uint8, (1,))]
-    scratch = kinds.Scratch(*pieces)
+class Noted:
+    """A kernel, and what later launches of it are given."""
+
+    __name__, arg_names = "measure_kernel", ["given", "scratch", "nested", "CONSTANT"]
+
+    def __init__(self) -> None:
+        self.given: list[tuple] = []
+
+    def __getitem__(self, grid: tuple) -> Callable:
+        return lambda *arguments, **constants: self
+
+    function = packed_metadata = None
+
+    def run(self, *given: Any) -> None:
+        self.given.append(given[9:])
+
+
+def test_arguments_of_later_launches(monkeypatch):
+    """Tensors become the later call's, even where the first one was given one of them twice; the rest is what it was.
+    Scratch is at multiples of 16 bytes, whole, and no other's, wherever its memory begins."""
+    monkeypatch.setattr(kinds, "current_stream", lambda: STREAM)
+    shapes = [(torch.float32, (3, 5)), (torch.int64, (2,)), (torch.float32, (0, 4)), (torch.uint8, (1,))]
     for shift in (0, 1, 15):
-        memory = torch.empty(scratch.size + shift, dtype=torch.uint8)[shift:]
-        tensors, addresses = scratch.tensors(memory), scratch.addresses(memory)
-        for number, (piece, tensor, address) in enumerate(zip(pieces, tensors, addresses, strict=True)):
-            assert (tensor is None) == (address is None) == (piece is None)
-            if piece is not None and tensor.numel():
-                assert (tensor.dtype, tuple(tensor.shape)) == piece and tensor.data_ptr() == address
-                assert address % 16 == 0 and address + tensor.nbytes <= memory.data_ptr() + memory.numel()
-                tensor.fill_(number)
-        assert all((t == i).all() for i, t in enumerate(tensors) if t is not None)
+        given, kernel = torch.ones(3), Noted()
+        call = kinds.FirstCall([given, None, given], torch.device("cpu"))
+        pieces = [call.allocate(dtype, *shape) for dtype, shape in shapes]
+        one, none, other = call.tensors
+        assert (one == other).all() and none is None
+        inner = (other, 5)
+        call.launch(kernel, (1, 2, 3), one, tuple(pieces), (inner, 1000, inner, (True,)))
+        call.launch(kernel, (1, 2, 3), inner, None, other)
+        memory: list[torch.Tensor] = []
+
+        def empty(size: int, shift=shift, memory=memory, new=torch.empty, **how) -> torch.Tensor:
+            memory.append(new(size + shift, **how)[shift:])
+            return memory[0]
+
+        with monkeypatch.context() as shifted:
+            shifted.setattr(torch, "empty", empty)
+            call.kind.launch([32, None, 48], torch.device("cpu"))
+        (first, scratch, nested, constant), (again, nothing, last, _) = kernel.given
+        assert first == 32 and nested == ((48, 5), 1000, (48, 5), (True,)) and constant is None
+        assert again == (48, 5) and nothing is None and last == 48
+        end = memory[0].data_ptr()
+        for address, piece in zip(scratch, pieces, strict=True):
+            assert address % 16 == 0 and address >= end
+            end = address + piece.nbytes
+        assert end <= memory[0].data_ptr() + memory[0].nbytes
+
+
+def test_a_tensor_that_no_later_call_would_have_is_refused():
+    call = kinds.FirstCall([torch.ones(3)], torch.device("cpu"))
+    with pytest.raises(LookupError, match="neither given nor a result nor scratch"):
+        call.launch(Noted(), (1, 1, 1), call.tensors[0], torch.ones(3), None)
+
+
+@pytest.mark.skipif(ON_GPU, reason="Triton's own kernels")
+@pytest.mark.parametrize("hook", ["launch_enter_hook", "launch_exit_hook"])
+def test_hooks_see_later_launches(monkeypatch, later, hook):
+    """Profilers have Triton call them around launches, which it then describes to them."""
+    ways: list[str] = []
+    monkeypatch.setattr(Compiled, "run", lambda self, *given: ways.append("run"))
+    monkeypatch.setattr(Compiled, "__getitem__", lambda self, grid: lambda *given, stream: ways.append("described"))
+    inputs, chain = steps("plain")[0], getattr(triton.knobs.runtime, hook)
+    inputs.run("triton")
+    inputs.run("triton")
+    monkeypatch.setattr(chain, "calls", [print])
+    inputs.run("triton")
+    assert ways == ["run"] * 2 + ["described"] * 2

@@ -24,16 +24,15 @@ from .core import (
     weight,
 )
 from .dependent import let_next_begin, wait_for_earlier
-from .kinds import Scratch, kind_of
+from .kinds import FirstCall
 from .launch import (
     Given,
-    contiguous,
-    dense_rows,
-    device_guard,
+    arguments_of,
+    launch,
     number_of_blocks,
     padded_blocks,
-    pieces_of_statistics,
     rows_on_device,
+    statistics_of,
 )
 from .rows import NO_ROWS, load_block, load_row, load_token, target_ids
 from .stages import find_statistics
@@ -139,44 +138,39 @@ def of_likely_children(sampling: ops.SamplingTensors) -> ops.SamplingTensors:
 
 
 def draft_children(logits, sampling, drafts, d2t, seed, position, offset, width, sampled):
-    sampling, (batch, vocabulary), device = ops.SamplingTensors(*sampling), logits.shape, logits.device
-
-    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device=device)
-
-    results = (
-        empty(batch, width, dtype=torch.int64), empty(batch, width), empty(batch), empty(batch),
-        empty(batch, dtype=torch.int32),
-    )  # fmt: skip
+    sampling, batch, device = ops.SamplingTensors(*sampling), logits.shape[0], logits.device
+    tokens = torch.empty(batch, width, dtype=torch.int64, device=device)
+    log_q = torch.empty(batch, width, dtype=torch.float32, device=device)
+    cutoff, lse = (torch.empty(batch, dtype=torch.float32, device=device) for _ in range(2))
+    results = tokens, log_q, cutoff, lse, torch.empty(batch, dtype=torch.int32, device=device)
     if batch == 0:
         return results
-    logits, num_blocks = dense_rows(logits), number_of_blocks(vocabulary)
     sampling = sampling if sampled else of_likely_children(sampling)
-    drafts = seed.new_empty((batch, 0)) if drafts is None else drafts
-    starts = offset.contiguous() if sampled else None
-    given = Given(sampling, seed, position, drafts, None, (logits, contiguous(d2t), starts), results)
-    of_blocks, filtered = (batch, num_blocks), sampling.filters is not None
-    kind = kind_of(("draft_children", width, given.forms, logits.stride()), device, lambda: Scratch(
-        *pieces_of_statistics(batch, num_blocks, filtered), (torch.float32, of_blocks), (torch.int64, of_blocks),
-    ))  # fmt: skip
-    memory, scratch = kind.allocate()
-    on_device, (pointer, ids, starting, *outputs) = given.pointers(kind)
-    strides = (logits.stride(0), 0)
-    rows = rows_on_device(pointer, strides, vocabulary, num_blocks, ids, on_device, (1, 0), scratch[:5])
-    scores, winners = scratch[5:]
-    depth, blocks, table = drafts.shape[1], padded_blocks(num_blocks), sampling.table_ids is not None
-    with device_guard(logits):
-        find_statistics(kind, rows, NO_ROWS, None, batch, 1, depth)
-        kind.launch(
-            first_children_kernel, (batch * num_blocks, 1, 1), rows, depth, starting, scores, winners, BLOCKS=blocks,
-            table=table,
-        )  # fmt: skip
-        kind.launch(
-            decide_children_kernel, (batch, 1, 1), rows, depth, starting, width, scores, winners, tuple(outputs),
-            BLOCKS=blocks, SLOTS=triton.next_power_of_2(width), table=table,
-        )  # fmt: skip
-    kind.ended(memory)
+    starts = offset if sampled else None
+    given = Given(sampling, seed, position, drafts, None, (d2t, starts), (logits,), results)
+    launch(("draft_children", width), given, lambda call: first_children(call, width))
     return results
+
+
+def first_children(call: FirstCall, width: int) -> None:
+    sampling, (ids, offset, logits, *outputs) = arguments_of(call)
+    batch, vocabulary = logits.shape
+    num_blocks, depth = number_of_blocks(vocabulary), sampling.drafts_stride
+    blocks, table = padded_blocks(num_blocks), sampling.ids_ptr is not None
+    rows = rows_on_device(
+        logits, (logits.stride(0), 0), vocabulary, num_blocks, ids, sampling, (1, 0),
+        statistics_of(call, batch, num_blocks, sampling),
+    )  # fmt: skip
+    scores, winners = (call.allocate(dtype, batch, num_blocks) for dtype in (torch.float32, torch.int64))
+    find_statistics(call, rows, NO_ROWS, None, batch, 1, depth)
+    call.launch(
+        first_children_kernel, (batch * num_blocks, 1, 1), rows, depth, offset, scores, winners, BLOCKS=blocks,
+        table=table,
+    )  # fmt: skip
+    call.launch(
+        decide_children_kernel, (batch, 1, 1), rows, depth, offset, width, scores, winners, tuple(outputs),
+        BLOCKS=blocks, SLOTS=triton.next_power_of_2(width), table=table,
+    )  # fmt: skip
 
 
 ops.implement("draft_children_triton", draft_children)

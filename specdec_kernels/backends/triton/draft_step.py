@@ -20,18 +20,17 @@ from .core import (
 )
 from .dependent import wait_for_earlier
 from .draw import argmax, draw, race_winner
-from .kinds import Scratch, kind_of
+from .kinds import FirstCall
 from .launch import (
-    NO_MASKS,
     Given,
-    contiguous,
-    dense_rows,
-    device_guard,
+    arguments_of,
+    launch,
     masks_of,
     number_of_blocks,
     padded_blocks,
-    pieces_of_statistics,
+    races_of,
     rows_on_device,
+    statistics_of,
 )
 from .rows import NO_ROWS, load_row, load_token, target_ids
 from .stages import find_statistics
@@ -79,46 +78,33 @@ def decide_draft_kernel(
     store_draft(outputs, b, token, log_q, cutoff, lse, fault)
 
 
-def scratch_of(batch: int, num_blocks: int, filtered: bool, coupled: bool) -> Scratch:
-    """In this order: statistics; races."""
-    statistics, blocks = pieces_of_statistics(batch, num_blocks, filtered), (batch, num_blocks)
-    return Scratch(*statistics, *((torch.float32, blocks), (torch.int32, blocks)) if coupled else (None, None))
-
-
 def draft_step(logits, sampling, drafts, d2t, allowed, seed, position, offset, rule):
-    sampling, (batch, vocabulary), device = ops.SamplingTensors(*sampling), logits.shape, logits.device
-
-    def empty(dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(batch, dtype=dtype, device=device)
-
-    results = (
-        empty(torch.int64), empty(torch.float32), empty(torch.float32), empty(torch.float32), empty(torch.int32)
-    )  # fmt: skip
+    batch, device = logits.shape[0], logits.device
+    tokens, status = (torch.empty(batch, dtype=dtype, device=device) for dtype in (torch.int64, torch.int32))
+    log_q = torch.empty(batch, dtype=torch.float32, device=device)
+    results = tokens, log_q, torch.empty_like(log_q), torch.empty_like(log_q), status
     if batch == 0:
         return results
-    logits, num_blocks = dense_rows(logits), number_of_blocks(vocabulary)
-    allowed = None if allowed is None else dense_rows(allowed)
-    drafts = seed.new_empty((batch, 0)) if drafts is None else drafts
-    given = Given(sampling, seed, position, drafts, None, (logits, contiguous(d2t), allowed), results)
-    strides = logits.stride()
-    form = "draft_step", rule, offset, given.forms, strides, None if allowed is None else allowed.stride()
-    filtered, coupled = sampling.filters is not None, rule == COUPLED_RULE.value
-    kind = kind_of(form, device, lambda: scratch_of(batch, num_blocks, filtered, coupled))
-    memory, scratch = kind.allocate()
-    on_device, (pointer, ids, bits, *outputs) = given.pointers(kind)
-    masks = NO_MASKS if allowed is None else masks_of(bits, allowed, 0, offset + 1)
-    rows = rows_on_device(
-        pointer, (strides[0], 0), vocabulary, num_blocks, ids, on_device, (1, 0), scratch[:5], masks=masks
-    )
-    raced = tuple(scratch[5:]) if coupled else None
-    with device_guard(logits):
-        find_statistics(kind, rows, NO_ROWS, None, batch, 1, offset, raced)
-        kind.launch(
-            decide_draft_kernel, (batch, 1, 1), rows, offset, raced, tuple(outputs), BLOCKS=padded_blocks(num_blocks),
-            table=sampling.table_ids is not None,
-        )  # fmt: skip
-    kind.ended(memory)
+    sampling = ops.SamplingTensors(*sampling)
+    given = Given(sampling, seed, position, drafts, None, (d2t,), (logits, allowed), results)
+    launch(("draft_step", rule, offset), given, lambda call: first_draft(call, rule, offset))
     return results
+
+
+def first_draft(call: FirstCall, rule: int, offset: int) -> None:
+    sampling, (ids, logits, allowed, *outputs) = arguments_of(call)
+    batch, vocabulary = logits.shape
+    num_blocks = number_of_blocks(vocabulary)
+    rows = rows_on_device(
+        logits, (logits.stride(0), 0), vocabulary, num_blocks, ids, sampling, (1, 0),
+        statistics_of(call, batch, num_blocks, sampling), masks=masks_of(allowed, offset + 1),
+    )  # fmt: skip
+    raced = races_of(call, batch, num_blocks) if rule == COUPLED_RULE.value else None
+    find_statistics(call, rows, NO_ROWS, None, batch, 1, offset, raced)
+    call.launch(
+        decide_draft_kernel, (batch, 1, 1), rows, offset, raced, tuple(outputs), BLOCKS=padded_blocks(num_blocks),
+        table=sampling.ids_ptr is not None,
+    )  # fmt: skip
 
 
 ops.implement("draft_step_triton", draft_step)

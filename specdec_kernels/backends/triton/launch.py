@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ import torch
 from ... import ops
 from ...types import TABLE_PADDING
 from .core import BLOCK
-from .kinds import ALIGNMENT, Kind, Piece, described
+from .kinds import ALIGNMENT, FirstCall, known, remember
 from .rows import PARTS_OF_A_BLOCK, Rows, Sampling
 from .shortlist import LIST
 
@@ -34,12 +34,13 @@ def padded_blocks(num_blocks: int) -> int:
 
 
 class Given:
-    """The tensors that a call was given, as kernels take them, and the part of its kind that they are.
+    """The tensors that a call was given, as kernels take them, and their part of what its kind is.
 
     Args:
         drafts: [B, any], the step's drafts; row j counts the first j of them as generated. With ``parents`` [B, any]
-            they are the nodes of trees; row j counts node j - 1 and its ancestors.
-        others: the other tensors, dense.
+            they are the nodes of trees; row j counts node j - 1 and its ancestors. None: none of these is read.
+        others: the other tensors that have to be dense.
+        rows: [B, rows, ...] or [B, ...] each, whose last dimension has to be dense; their strides are part of the kind.
         results: tensors for what the call returns, whose dtypes and shapes follow from all that it is given.
     """
 
@@ -48,9 +49,10 @@ class Given:
         sampling: ops.SamplingTensors,
         seed: torch.Tensor,
         position: torch.Tensor,
-        drafts: torch.Tensor,
+        drafts: torch.Tensor | None,
         parents: torch.Tensor | None,
-        others: Sequence[torch.Tensor | None],
+        others: tuple[torch.Tensor | None, ...],
+        rows: tuple[torch.Tensor | None, ...],
         results: Sequence[torch.Tensor],
     ):
         columns: Sequence[torch.Tensor | None] = (None,) * 4
@@ -60,58 +62,86 @@ class Given:
                 ids, bias, in_prompt, count = (torch.nn.functional.pad(t, (0, 1)) for t in table)
                 ids = ids + TABLE_PADDING
             columns = [ids, bias, in_prompt.view(torch.uint8), count]
-        tensors = (*sampling[:3], *columns, sampling.ends, sampling.first_end, seed, position, drafts, parents)
-        self.tensors = [None if t is None else t.contiguous() for t in tensors]
-        self.tensors += others
-        self.addresses, forms = described(self.tensors)
-        self.tensors += results
-        its_addresses = [t.data_ptr() for t in results]
-        self.addresses += its_addresses
-        self.forms = forms, tuple([address % ALIGNMENT for address in its_addresses])
-
-    def pointers(self, kind: Kind) -> tuple[Sampling, list]:
-        """(the sampling, the others and the results), as addresses once the kernels of this kind are known."""
-        pointers: list = self.addresses if kind.known else self.tensors
-        (
-            temperature,
-            filters,
-            penalties,
-            ids,
-            bias,
-            in_prompt,
-            count,
-            ends,
-            first_end,
-            seed,
-            position,
-            drafts,
-            parents,
-        ) = pointers[:13]
-        widths = [0 if (t := self.tensors[i]) is None else t.shape[1] for i in (3, 7, 11)]
-        sampling = Sampling(
-            temperature, filters, penalties, ids, bias, in_prompt, count, widths[0], ends, widths[1], first_end, seed,
-            position, drafts, widths[2], parents,
-        )  # fmt: skip
-        return sampling, pointers[13:]
+            drafts = seed.new_empty((seed.shape[0], 0)) if drafts is None else drafts
+        tensors = (*sampling[:3], *columns, sampling.ends, sampling.first_end, seed, position, drafts, parents, *others)
+        self.results, self.tensors = results, [None if t is None else t.contiguous() for t in tensors]
+        self.addresses: list[int | None] = []
+        forms: list[object] = []
+        for t in rows:
+            self.tensors.append(t := None if t is None else dense_rows(t))
+            forms.append(None if t is None else t.stride())
+        for t in self.tensors:
+            if t is None:
+                self.addresses.append(None)
+                forms.append(None)
+            else:
+                self.addresses.append(address := t.data_ptr())
+                forms += t.get_device(), t.dtype, t.shape, address % ALIGNMENT
+        for t in results:
+            self.addresses.append(address := t.data_ptr())
+            forms.append(address % ALIGNMENT)
+        self.form = tuple(forms)
 
 
-def pieces_of_statistics(rows: int, num_blocks: int, filtered: bool) -> tuple[Piece, ...]:
-    """The scratch of ``rows`` rows whose statistics are found: ``Statistics`` without raw ones."""
-    of_blocks = (torch.float32, (rows, num_blocks))
-    if not filtered:
-        return (of_blocks, of_blocks, None, None, None)
+def arguments_of(call: FirstCall) -> tuple[Sampling, list]:
+    """(the sampling, the others and the results) of what a call was given."""
+    (
+        temperature, filters, penalties, ids, bias, in_prompt, count, ends, first_end, seed, position, drafts, parents,
+        *others,
+    ) = call.tensors  # fmt: skip
+    widths = [0 if t is None else t.shape[1] for t in (ids, ends, drafts)]
+    sampling = Sampling(
+        temperature, filters, penalties, ids, bias, in_prompt, count, widths[0], ends, widths[1], first_end, seed,
+        position, drafts, widths[2], parents,
+    )  # fmt: skip
+    return sampling, others
+
+
+def launch(form: tuple, given: Given, first: Callable[[FirstCall], None]) -> None:
+    """Launches the kernels of a call, by ``first`` if none of its kind came before.
+
+    Args:
+        form: whatever the launches depend on, but for the forms of tensors.
+    """
+    form, result = (form, given.form), given.results[0]
+    with device_guard(result):
+        if (kind := known(form)) is not None:
+            kind.launch(given.addresses, result.device)
+        else:
+            call = FirstCall([*given.tensors, *given.results], result.device)
+            first(call)
+            remember(form, call.kind)
+
+
+def statistics_of(call: FirstCall, rows: int, num_blocks: int, sampling: Sampling) -> tuple:
+    """The scratch of ``rows`` rows whose statistics are found: what ``Rows`` has of it, without raw ones."""
+    largest, total = (call.allocate(torch.float32, rows, num_blocks) for _ in range(2))
+    if sampling.filters_ptr is None:
+        return largest, total, None, None, None
     parts = num_blocks * PARTS_OF_A_BLOCK.value
-    of_select = (torch.int64, (rows, parts + LIST.value))
-    return (of_blocks, of_blocks, (torch.float32, (rows, parts)), of_select, (torch.float32, (rows,)))
+    return (
+        largest,
+        total,
+        call.allocate(torch.float32, rows, parts),
+        call.allocate(torch.int64, rows, parts + LIST.value),
+        call.allocate(torch.float32, rows),
+    )
+
+
+def races_of(call: FirstCall, rows: int, num_blocks: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(scores, winners) of the blocks of ``rows`` rows that race."""
+    return call.allocate(torch.float32, rows, num_blocks), call.allocate(torch.int32, rows, num_blocks)
 
 
 NO_STATISTICS = (None,) * 5
 NO_MASKS = (None,) * 5
 
 
-def masks_of(pointer: Any, allowed: torch.Tensor, stride_j: int, masked_rows: int) -> tuple:
-    """What ``Rows`` has of ``allowed`` [B, ..., W], whose first ``masked_rows`` rows hold."""
-    return (pointer, allowed.stride(0), stride_j, masked_rows, allowed.shape[-1]) if masked_rows > 0 else NO_MASKS
+def masks_of(allowed: torch.Tensor | None, masked_rows: int) -> tuple:
+    """What ``Rows`` has of ``allowed`` [B, rows, W], whose first ``masked_rows`` rows hold, or [B, W] of any row."""
+    if allowed is None or masked_rows == 0:
+        return NO_MASKS
+    return allowed, allowed.stride(0), allowed.stride(1) if allowed.dim() == 3 else 0, masked_rows, allowed.shape[-1]
 
 
 def rows_on_device(
@@ -127,7 +157,7 @@ def rows_on_device(
     masks: tuple = NO_MASKS,
 ) -> Rows:
     """``pointer``: to logits whose last dimension is dense; ``strides``: of the others; ``vocabulary``: their own;
-    ``statistics``: the scratch of ``pieces_of_statistics``."""
+    ``statistics``: of ``statistics_of``."""
     block_max, block_sum, part_max, of_select, cutoff = statistics
     raw_max, raw_sum = raw_stats
     return Rows(

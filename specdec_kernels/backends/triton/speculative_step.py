@@ -13,19 +13,18 @@ import torch
 from ... import ops
 from .core import BLOCK_RULE, COUPLED_RULE
 from .decide import decide_kernel
-from .kinds import Piece, Scratch, kind_of
+from .kinds import FirstCall
 from .launch import (
-    NO_MASKS,
     NO_STATISTICS,
     Given,
-    contiguous,
-    dense_rows,
-    device_guard,
+    arguments_of,
+    launch,
     masks_of,
     number_of_blocks,
     padded_blocks,
-    pieces_of_statistics,
+    races_of,
     rows_on_device,
+    statistics_of,
 )
 from .rows import NO_ROWS
 from .stages import find_statistics
@@ -37,106 +36,67 @@ from .walk import Examined
 PARTS = 16  # programs that share the blocks of a sequence's residuals, with rule `block`
 
 
-def scratch_of(
-    batch: int, rows: int, num_blocks: int, weigh_draft: bool, filtered: bool, log_probs: bool, rule: int, blocks: int
-) -> Scratch:
-    """In this order: statistics of the target's rows, of the draft's, raw ones; ``Examined``; races, masses, visits."""
-    num_rows, num_draft_rows = batch * rows, batch * (rows - 1)
-
-    def floats(*shape: int) -> Piece:
-        return torch.float32, shape
-
-    def integers(*shape: int) -> Piece:
-        return torch.int32, shape
-
-    raw: Piece = floats(num_rows, num_blocks) if log_probs else None
-    coupled, block = rule == COUPLED_RULE.value, rule == BLOCK_RULE.value
-    return Scratch(
-        *pieces_of_statistics(num_rows, num_blocks, filtered),
-        *(pieces_of_statistics(num_draft_rows, num_blocks, filtered) if weigh_draft else NO_STATISTICS),
-        raw, raw,
-        integers(num_rows), integers(num_rows), (torch.int64, (num_rows,)), *[floats(num_rows)] * 6,
-        floats(num_rows, num_blocks) if coupled else None, integers(num_rows, num_blocks) if coupled else None,
-        floats(batch, max(rows - 1, 1), num_blocks) if block else None,
-        integers(batch, 2, blocks), floats(batch, blocks),
-    )  # fmt: skip
-
-
 def speculative_step(
     target_logits, draft_tokens, draft_logits, draft_cutoff, draft_lse, d2t, num_drafts, sampling, allowed,
     masked_drafts, seed, position, rule, log_probs,
 ):  # fmt: skip
-    sampling, (batch, rows, vocabulary) = ops.SamplingTensors(*sampling), target_logits.shape
-    device, num_blocks = target_logits.device, number_of_blocks(vocabulary)
-
-    def empty(dtype: torch.dtype, *shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device=device)
-
-    columns = rows if log_probs else 0
-    results = (
-        empty(torch.int64, batch, rows), empty(torch.int32, batch), empty(torch.int32, batch),
-        empty(torch.int32, batch), empty(torch.float32, batch, columns), empty(torch.float32, batch, columns),
-    )  # fmt: skip
+    (batch, rows, _), device = target_logits.shape, target_logits.device
+    tokens = torch.empty(batch, rows, dtype=torch.int64, device=device)
+    counts = torch.empty(batch, dtype=torch.int32, device=device)
+    logs = torch.empty(batch, rows if log_probs else 0, dtype=torch.float32, device=device)
+    results = (tokens, counts, torch.empty_like(counts), torch.empty_like(counts), logs, torch.empty_like(logs))
     if batch == 0:
         return results
-    full_q = draft_logits is not None and rows > 1
-    weigh_draft = full_q and draft_lse is None
-    target_logits = dense_rows(target_logits)
-    draft_logits = dense_rows(draft_logits) if full_q else None
-    allowed = None if allowed is None else dense_rows(allowed)
+    if rows == 1:
+        draft_logits = d2t = None
     given = Given(
-        sampling, seed, position, draft_tokens, None,
-        (target_logits, draft_logits, contiguous(d2t) if full_q else None, contiguous(draft_cutoff),
-         contiguous(draft_lse), contiguous(num_drafts), allowed),
-        results,
+        ops.SamplingTensors(*sampling), seed, position, draft_tokens, None,
+        (d2t, draft_cutoff, draft_lse, num_drafts), (target_logits, draft_logits, allowed), results,
     )  # fmt: skip
-    strides, draft_strides = target_logits.stride(), draft_logits.stride() if full_q else None
-    form = (
-        "speculative_step", rule, masked_drafts, log_probs, given.forms, strides, draft_strides,
-        None if allowed is None else allowed.stride(),
-    )  # fmt: skip
-    filtered, blocks = sampling.filters is not None, padded_blocks(num_blocks)
-    kind = kind_of(
-        form, device, lambda: scratch_of(batch, rows, num_blocks, weigh_draft, filtered, log_probs, rule, blocks)
-    )
-    memory, scratch = kind.allocate()
-    on_device, (p, q, ids, cutoff, lse, limits, bits, *outputs) = given.pointers(kind)
-    target_masks = draft_masks = NO_MASKS
-    if allowed is not None:
-        target_masks = masks_of(bits, allowed, allowed.stride(1), rows)
-        draft_masks = masks_of(bits, allowed, allowed.stride(1), masked_drafts)
+    form = "speculative_step", rule, masked_drafts, log_probs
+    launch(form, given, lambda call: first_step(call, rule, masked_drafts, log_probs))
+    return results
+
+
+def first_step(call: FirstCall, rule: int, masked_drafts: int, log_probs: bool) -> None:
+    sampling, (ids, cutoff, lse, limits, p, q, allowed, *outputs) = arguments_of(call)
+    batch, rows, vocabulary = p.shape
+    num_rows, num_drafts, num_blocks = batch * rows, rows - 1, number_of_blocks(vocabulary)
+    blocks, weigh_draft = padded_blocks(num_blocks), q is not None and lse is None
+
+    def raw() -> torch.Tensor | None:
+        return call.allocate(torch.float32, num_rows, num_blocks) if log_probs else None
+
     target = rows_on_device(
-        p, strides[:2], vocabulary, num_blocks, None, on_device, (rows, 1), scratch[:5], scratch[10:12], target_masks
-    )
+        p, p.stride()[:2], vocabulary, num_blocks, None, sampling, (rows, 1),
+        statistics_of(call, num_rows, num_blocks, sampling), (raw(), raw()), masks_of(allowed, rows),
+    )  # fmt: skip
     draft = NO_ROWS
-    if draft_strides is not None:
+    if q is not None:
         draft = rows_on_device(
-            q, draft_strides[:2], draft_logits.shape[2], num_blocks, ids, on_device, (rows - 1, 1), scratch[5:10],
-            masks=draft_masks,
+            q, q.stride()[:2], q.shape[2], num_blocks, ids, sampling, (num_drafts, 1),
+            statistics_of(call, batch * num_drafts, num_blocks, sampling) if weigh_draft else NO_STATISTICS,
+            masks=masks_of(allowed, masked_drafts),
         )  # fmt: skip
-    step = Step(target, draft, cutoff, lse, limits, rows - 1)
-    examined = Examined(*scratch[12:21])
-    score, winner, masses, visited, weights = scratch[21:]
-    raced = None if score is None else (score, winner)
-    if not log_probs:
-        outputs[4:] = (None, None)
-    its_outputs = tuple(outputs)
-    table, reduced = sampling.table_ids is not None, d2t is not None
+    step = Step(target, draft, cutoff, lse, limits, num_drafts)
+    dtypes = (torch.int32, torch.int32, torch.int64, *[torch.float32] * 6)
+    examined = Examined(*[call.allocate(dtype, num_rows) for dtype in dtypes])
+    raced = races_of(call, num_rows, num_blocks) if rule == COUPLED_RULE.value else None
+    masses = None
+    if rule == BLOCK_RULE.value:
+        masses = call.allocate(torch.float32, batch, max(num_drafts, 1), num_blocks)
+    visits = call.allocate(torch.int32, batch, 2, blocks), call.allocate(torch.float32, batch, blocks)
+    results = tuple(outputs) if log_probs else (*outputs[:4], None, None)
+    table, reduced = sampling.ids_ptr is not None, ids is not None
     sizes = {"RULE": rule, "BLOCKS": blocks, "ROWS": rows_at_once(rows, blocks)}
     sizes["VISITS"] = visits_at_once(blocks, table, reduced)
-    with device_guard(target_logits):
-        find_statistics(kind, target, draft if weigh_draft else NO_ROWS, limits, batch, rows, raced=raced)
-        if masses is not None:
-            parts = min(PARTS, -(-num_blocks // sizes["VISITS"]))
-            kind.launch(
-                sums_kernel, (parts, batch, 1), step, examined, masses, its_outputs, table=table or reduced, **sizes
-            )
-        kind.launch(
-            decide_kernel, (batch, 1, 1), step, examined, raced, masses, (visited, weights), its_outputs,
-            table=table or reduced, **sizes,
-        )  # fmt: skip
-    kind.ended(memory)
-    return results
+    find_statistics(call, target, draft if weigh_draft else NO_ROWS, limits, batch, rows, raced=raced)
+    if masses is not None:
+        parts = min(PARTS, -(-num_blocks // sizes["VISITS"]))
+        call.launch(sums_kernel, (parts, batch, 1), step, examined, masses, results, table=table or reduced, **sizes)
+    call.launch(
+        decide_kernel, (batch, 1, 1), step, examined, raced, masses, visits, results, table=table or reduced, **sizes
+    )
 
 
 ops.implement("speculative_step_triton", speculative_step)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from .kinds import Kind
+from .kinds import FirstCall
 from .launch import padded_blocks
 from .measure import measure_kernel
 from .race import race_kernel
@@ -24,7 +24,7 @@ def grid_of(parts: int, batch: int, rows: int) -> tuple[tuple[int, int, int], bo
 
 
 def find_statistics(
-    kind: Kind,
+    call: FirstCall,
     target: Rows,
     draft: Rows,
     limits: Any,
@@ -42,16 +42,16 @@ def find_statistics(
     inside = raced is not None and not filtered
     size = 1 if table or inside else blocks_of_a_program(num_blocks * batch * all_rows)
     grid, folded = grid_of(-(-num_blocks // size), batch, all_rows)
-    kind.launch(
+    call.launch(
         measure_kernel, grid, target, draft, limits, rows, first_row, raced if inside else None, N=size, FOLDED=folded,
         table=table or inside,
     )  # fmt: skip
     if filtered:
         for kernel in (select_kernel, select_flat_kernel):
-            kind.launch(
+            call.launch(
                 kernel, (batch, all_rows, 1), target, draft, limits, rows, first_row, BLOCKS=padded_blocks(num_blocks),
                 TILE=parts_at_once(kernel.__name__, table), table=table,
             )  # fmt: skip
         if raced is not None:
             grid, folded = grid_of(num_blocks, batch, rows)
-            kind.launch(race_kernel, grid, target, limits, rows, first_row, raced, FOLDED=folded, table=table)
+            call.launch(race_kernel, grid, target, limits, rows, first_row, raced, FOLDED=folded, table=table)

@@ -11,17 +11,16 @@ import triton.language as tl
 from ... import ops
 from .core import TREE_WALK
 from .dependent import wait_for_earlier
-from .kinds import Scratch, kind_of
+from .kinds import FirstCall
 from .launch import (
-    NO_STATISTICS,
     Given,
-    contiguous,
-    dense_rows,
-    device_guard,
+    arguments_of,
+    launch,
     number_of_blocks,
     padded_blocks,
-    pieces_of_statistics,
+    races_of,
     rows_on_device,
+    statistics_of,
 )
 from .rows import NO_ROWS
 from .siblings import test_tree
@@ -57,50 +56,39 @@ def decide_tree_kernel(
 def verify_tree(
     target_logits, node_tokens, parents, draft_logits, d2t, num_nodes, sampling, seed, position, rule, depth
 ):
-    sampling, (batch, rows, vocabulary) = ops.SamplingTensors(*sampling), target_logits.shape
-    device, num_blocks = target_logits.device, number_of_blocks(vocabulary)
-
-    def empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device=device)
-
-    path, tokens = (empty(batch, depth + 1, dtype=torch.int64) for _ in range(2))
-    results = (path, tokens, *(empty(batch, dtype=torch.int32) for _ in range(3)))
+    batch, device = target_logits.shape[0], target_logits.device
+    path = torch.empty(batch, depth + 1, dtype=torch.int64, device=device)
+    counts = torch.empty(batch, dtype=torch.int32, device=device)
+    results = path, torch.empty_like(path), counts, torch.empty_like(counts), torch.empty_like(counts)
     if batch == 0:
         return results
-    target_logits, full_q = dense_rows(target_logits), draft_logits is not None
-    draft_logits = dense_rows(draft_logits) if full_q else None
-    given = Given(
-        sampling, seed, position, node_tokens, parents,
-        (target_logits, draft_logits, contiguous(d2t) if full_q else None, contiguous(num_nodes)), results,
-    )  # fmt: skip
-    strides, draft_strides = target_logits.stride(), draft_logits.stride() if full_q else None
-    form = "verify_tree", rule, depth, given.forms, strides, draft_strides
-    # Row N of q is that of the last node, which has no children.
-    num_rows, filtered = (batch * rows, batch * (rows - 1)), sampling.filters is not None
-    races = rule == TREE_WALK.value
-    kind = kind_of(form, device, lambda: Scratch(
-        *pieces_of_statistics(num_rows[0], num_blocks, filtered),
-        *(pieces_of_statistics(num_rows[1], num_blocks, filtered) if full_q else NO_STATISTICS),
-        *([(dtype, (num_rows[0], num_blocks)) for dtype in (torch.float32, torch.int32)] if races else ()),
-    ))  # fmt: skip
-    memory, scratch = kind.allocate()
-    on_device, (p, q, ids, limits, *outputs) = given.pointers(kind)
-    target = rows_on_device(p, strides[:2], vocabulary, num_blocks, None, on_device, (rows, 1), scratch[:5])
-    draft = NO_ROWS
-    if draft_strides is not None:
-        width, its_rows = draft_logits.shape[2], (rows - 1, 1)
-        draft = rows_on_device(q, draft_strides[:2], width, num_blocks, ids, on_device, its_rows, scratch[5:10])
-    step = Step(target, draft, None, None, limits, rows - 1)
-    raced = (scratch[10], scratch[11]) if races else None
-    with device_guard(target_logits):
-        find_statistics(kind, target, draft, limits, batch, rows, raced=raced)
-        kind.launch(
-            decide_tree_kernel, (batch, 1, 1), step, depth, raced, tuple(outputs), RULE=rule,
-            BLOCKS=padded_blocks(num_blocks), NODES=triton.next_power_of_2(max(rows - 1, 1)),
-            COLUMNS=triton.next_power_of_2(depth + 1), table=True,
-        )  # fmt: skip
-    kind.ended(memory)
+    sampling, rows = ops.SamplingTensors(*sampling), (target_logits, draft_logits)
+    given = Given(sampling, seed, position, node_tokens, parents, (d2t, num_nodes), rows, results)
+    launch(("verify_tree", rule, depth), given, lambda call: first_tree(call, rule, depth))
     return results
+
+
+def first_tree(call: FirstCall, rule: int, depth: int) -> None:
+    sampling, (ids, limits, p, q, *outputs) = arguments_of(call)
+    batch, rows, vocabulary = p.shape
+    num_blocks = number_of_blocks(vocabulary)
+    target = rows_on_device(
+        p, p.stride()[:2], vocabulary, num_blocks, None, sampling, (rows, 1),
+        statistics_of(call, batch * rows, num_blocks, sampling),
+    )  # fmt: skip
+    draft = NO_ROWS
+    if q is not None:  # row N of it is that of the last node, which has no children
+        draft = rows_on_device(
+            q, q.stride()[:2], q.shape[2], num_blocks, ids, sampling, (rows - 1, 1),
+            statistics_of(call, batch * (rows - 1), num_blocks, sampling),
+        )  # fmt: skip
+    raced = races_of(call, batch * rows, num_blocks) if rule == TREE_WALK.value else None
+    find_statistics(call, target, draft, limits, batch, rows, raced=raced)
+    call.launch(
+        decide_tree_kernel, (batch, 1, 1), Step(target, draft, None, None, limits, rows - 1), depth, raced,
+        tuple(outputs), RULE=rule, BLOCKS=padded_blocks(num_blocks), NODES=triton.next_power_of_2(max(rows - 1, 1)),
+        COLUMNS=triton.next_power_of_2(depth + 1), table=True,
+    )  # fmt: skip
 
 
 ops.implement("verify_tree_triton", verify_tree)
