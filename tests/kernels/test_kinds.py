@@ -242,7 +242,8 @@ def test_arguments_of_later_launches(monkeypatch):
     """Tensors become the later call's, even where the first one was given one of them twice; the rest is what it was.
     Scratch is at multiples of 16 bytes, whole, and no other's, wherever its memory begins."""
     monkeypatch.setattr(kinds, "current_stream", lambda: STREAM)
-    shapes = [(torch.float32, (3, 5)), (torch.int64, (2,)), (torch.float32, (0, 4)), (torch.uint8, (1,))]
+    f32, u8 = torch.float32, torch.uint8
+    shapes = [(f32, (3, 5)), (torch.int64, (2,)), (f32, (0, 4)), (u8, (1,)), (u8, (16,))]
     for shift in (0, 1, 15):
         given, kernel = torch.ones(3), Noted()
         call = kinds.FirstCall([given, None, given], torch.device("cpu"))
