@@ -201,9 +201,11 @@ SPECDEC_DEVICE void write_step(const Sequence<Rows>& s, const Emitted& end) {
     params.num_emitted[s.b] = end.accepted + (end.token >= 0);
     params.status[s.b] = end.status;
   }
-  if (!Rows::kAny || params.log_probs == nullptr) return;
+  if constexpr (Rows::kAny) {
+    const int first = params.log_probs == nullptr ? rows : warp();
 #pragma unroll 1
-  for (int i = warp(); i < rows; i += num_warps()) write_log_probs(s, i, emitted(i));
+    for (int i = first; i < rows; i += num_warps()) write_log_probs(s, i, emitted(i));
+  }
 }
 
 // Grid: one, sequences.
