@@ -87,9 +87,10 @@ def test_biases(backend, bias):
             assert drawn.log_q.tolist() == [0.0] * B
 
 
+@pytest.mark.parametrize("filtered", [False, True])
 @pytest.mark.parametrize("temperature", [1e-3, 0.7, 1.0, 1e3])
 @pytest.mark.parametrize("large", [1e6, 3e9, 1e20, 3.2e38])
-def test_logits_beyond_what_float32_resolves(backend, large, temperature):
+def test_logits_beyond_what_float32_resolves(backend, large, temperature, filtered):
     """The largest logit has probability 1, and where l / T is no number of float32 any more, the row has a fault."""
     rows = torch.tensor(
         [[-1.0, 0.0, large, 1.0], [large, -large, large / 2, 7.0], [-large, -large, -large, -large / 2]]
@@ -97,7 +98,7 @@ def test_logits_beyond_what_float32_resolves(backend, large, temperature):
     device, limit = device_of(backend), torch.finfo(torch.float32).max
     filters = {"top_k": (0, 2, 0), "top_p": (0.9, 1.0, 1.0), "min_p": (0.0, 0.0, 0.5)}
     filters = {name: torch.tensor(values, device=device) for name, values in filters.items()}
-    params = SamplingParams(temperature=temperature, **filters)
+    params = SamplingParams(temperature=temperature, **filters if filtered else {})
     common = {"params": params, "seed": 5, "position": 3, "backend": backend}
     scaled = (rows.double().amax(-1) / temperature).tolist()
     faults = [int(Status.TARGET_POSITIVE_INFINITY) if x > limit else int(Status.TARGET_EMPTY) if x < -limit else 0
