@@ -264,9 +264,8 @@ class _Verification:
             faulty_of.append(fault != 0)
             p_of.append(p)
             x_of.append((drafted, x))
-            w = torch.where(
-                zero_q | (w == 0), 0.0, (w * ratio).clamp(max=1.0)
-            )  # 0 stays 0, even if the ratio is infinite
+            # 0 stays 0, even if the ratio is infinite.
+            w = torch.where(zero_q | (w == 0), 0.0, (w * ratio).clamp(max=1.0))
             walking = drafted & ~zero_q
         passed = torch.stack(passed_of)
         passed[0] = True
