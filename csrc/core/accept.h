@@ -24,24 +24,33 @@ enum Status : int32_t {
 };
 constexpr int32_t kDraftFlagShift = 3;  // kTargetX << kDraftFlagShift == kDraftX
 
-// The target flag of a row whose largest logit is `max` (NaN if any logit is NaN); 0 if the row has a distribution.
-SPECDEC_HD int32_t row_fault(float max) {
-  if (max != max) return kTargetNan;
-  if (max == INFINITY) return kTargetPositiveInfinity;
-  if (max == -INFINITY) return kTargetEmpty;
+// The target flag of a row whose largest l / T, at temperature 0 its largest logit, is this (NaN if any logit is NaN);
+// 0 if the row has a distribution.
+SPECDEC_HD int32_t row_fault(float largest) {
+  if (largest != largest) return kTargetNan;
+  if (largest == INFINITY) return kTargetPositiveInfinity;
+  if (largest == -INFINITY) return kTargetEmpty;
   return 0;
+}
+
+// The same of a row whose largest logit is `max`; at temperature 0 the inverse is 0.
+SPECDEC_HD int32_t row_fault(float max, float inverse_temperature) {
+  return row_fault(inverse_temperature == 0.0f ? max : max * inverse_temperature);
 }
 
 // p(x) / q(x). In the log domain p == q bitwise gives a ratio of exactly 1; p(x) = 0 gives 0.
 SPECDEC_HD float ratio(float log_p, float log_q) { return expf(log_p - log_q); }
 
+// Whether p(x) > 0 in floating point.
+SPECDEC_HD bool possible(float log_p) { return expf(log_p) > 0.0f; }
+
 // Rule `token` (Leviathan et al., arXiv 2211.17192, Algorithm 1): accept iff u q(x) < p(x), u in (0, 1).
 SPECDEC_HD bool accept(float u, float log_p, float log_q) { return u < ratio(log_p, log_q); }
 
 // Rule `block` (Sun et al., arXiv 2403.10444, Algorithm 2): the joint ratio of a prefix with joint ratio `w` and one
-// more draft.
-SPECDEC_HD float joint_ratio(float w, float log_p, float log_q) {
-  const float longer = w * ratio(log_p, log_q);
+// more draft, whose p / q is `ratio`.
+SPECDEC_HD float joint_ratio(float w, float ratio) {
+  const float longer = w > 0.0f ? w * ratio : 0.0f;  // 0 stays 0, even if the ratio is infinite
   return longer < 1.0f ? longer : 1.0f;
 }
 

@@ -43,9 +43,15 @@ SPECDEC_HD float weight(float logit, float reference, float inverse_temperature)
   return exp2_fast((logit - reference) * (inverse_temperature * kLog2e));
 }
 
-// log p(v) = l / T - lse, and p(v) itself.
+// lse of a row from its largest logit and the sum of the weights relative to it.
+SPECDEC_HD float lse_of(float max, float inverse_temperature, float sum) {
+  return rounded_product(max, inverse_temperature) + logf(sum);
+}
+
+// log p(v) = l / T - lse, and p(v) itself. l / T is rounded as in lse: where it is so large that rounding is worth
+// whole nats, the largest logit would have any probability otherwise.
 SPECDEC_HD float log_probability(float logit, float inverse_temperature, float lse) {
-  return logit * inverse_temperature - lse;
+  return rounded_product(logit, inverse_temperature) - lse;
 }
 
 SPECDEC_HD float probability(float logit, float inverse_temperature, float lse) {

@@ -38,7 +38,7 @@ class Drafting {
   }
 
   void draw_one(int64_t b, Row row, const RowStats& stats) const {
-    const int32_t fault = row_fault(stats.max);
+    const int32_t fault = row_fault(stats.max, stats.inverse_temperature);
     params_.status[b] = fault << kDraftFlagShift;
     params_.cutoff[b] = fault != 0 ? -INFINITY : stats.cutoff;
     params_.lse[b] = fault != 0 ? NAN : stats.lse;

@@ -29,7 +29,7 @@ class Drafting {
   }
 
   void draw_one(int64_t b, Row row, const RowStats& stats) const {
-    const int32_t fault = row_fault(stats.max);
+    const int32_t fault = row_fault(stats.max, stats.inverse_temperature);
     params_.status[b] = fault << kDraftFlagShift;
     if (fault != 0) return write(b, -1, -INFINITY, -INFINITY, NAN);
     if (stats.inverse_temperature == 0.0f) return write(b, argmax(row, stats), 0.0f, -INFINITY, stats.lse);

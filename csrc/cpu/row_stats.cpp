@@ -23,7 +23,7 @@ float max_of_blocks(const BlockStats* blocks, int64_t n) {
 float lse_of_blocks(const BlockStats* blocks, int64_t n, float max, float inverse_temperature) {
   float sum = 0.0f;
   for (int64_t b = 0; b < n; ++b) sum += blocks[b].sum * weight(blocks[b].max, max, inverse_temperature);
-  return max * inverse_temperature + logf(sum);
+  return lse_of(max, inverse_temperature, sum);
 }
 
 // top-p without top-k needs the weights of the whole row; with top-k, only those of the tokens that it keeps.

@@ -83,7 +83,7 @@ void Verification::measure(std::vector<VerifiedRow>& rows) {
   const StatsOfRows& stats = stats_.emplace_back(tasks);
   for (int64_t i = 0; i < n; ++i) {
     rows[i].p = stats[i];
-    if (const int32_t fault = row_fault(stats[i].max)) {
+    if (const int32_t fault = row_fault(stats[i].max, stats[i].inverse_temperature)) {
       rows[i].flags = fault, rows[i].faulty = true, rows[i].draft = -1;
     } else if (rows[i].draft >= 0 && !rows[i].greedy() && params.rule != kRuleCoupled) {
       test_draft(rows[i], tasks[n + i].row.data == nullptr ? nullptr : &stats[n + i]);
@@ -129,7 +129,8 @@ void Verification::test_draft(VerifiedRow& row, const RowStats* q_stats) const {
   if (!has_full_q(row.sequence)) row.q = q_of(row.sequence, row.j);
   if (row.q.row.data != nullptr) {
     // draft_step returns NaN for a row that has no distribution.
-    const int32_t fault = row_fault(q_stats != nullptr ? q_stats->max : row.q.distribution.lse);
+    const int32_t fault =
+        q_stats != nullptr ? row_fault(q_stats->max, q_stats->inverse_temperature) : row_fault(row.q.distribution.lse);
     if (fault != 0) {
       row.flags |= fault << kDraftFlagShift;
       row.draft = -1;

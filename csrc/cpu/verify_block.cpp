@@ -47,7 +47,7 @@ void read_forwards(Verification& verification, std::vector<Sequence>& sequences)
       const VerifiedRow& row = sequence.rows.back();
       if (row.draft < 0) continue;
       const bool possible = row.log_q_x > -INFINITY;
-      sequence.w.push_back(possible ? joint_ratio(sequence.w.back(), row.log_p_x, row.log_q_x) : 0.0f);
+      sequence.w.push_back(possible ? joint_ratio(sequence.w.back(), ratio(row.log_p_x, row.log_q_x)) : 0.0f);
       if (may_go_on(verification, sequence)) still_walking.push_back(sequence.b), still.push_back(index[i]);
     }
     walking.swap(still_walking), index.swap(still);
@@ -80,7 +80,7 @@ bool decide(Verification& verification, Sequence& sequence) {
   }
   if (mass > 0.0f) {
     finish(verification, sequence, verification.draw_residual(sequence.residual));
-  } else if (row.log_p_x > -INFINITY) {
+  } else if (possible(row.log_p_x)) {
     // A residual without mass: p and q are equal up to rounding, so the draft is accepted.
     sequence.length += 1;
     sequence.forced = true;

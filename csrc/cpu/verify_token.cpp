@@ -36,7 +36,7 @@ Outcome recover(Verification& verification, const Residual& residual) {
   const VerifiedRow& row = *residual.row;
   if (residual.total() > 0.0f) {
     verification.finish(row, verification.draw_residual(residual));
-  } else if (row.log_p_x > -INFINITY) {
+  } else if (possible(row.log_p_x)) {
     // A residual without mass: p and q are equal up to rounding, so the draft is accepted.
     verification.params.status[row.sequence] |= row.flags;
     verification.keep(row);

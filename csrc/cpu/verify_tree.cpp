@@ -79,7 +79,7 @@ class Verifying {
     for (int64_t i = 0; i < n; ++i) {
       Place& place = sequences[i]->places.back();
       place.read.p = stats[i];
-      if (const int32_t fault = row_fault(stats[i].max)) {
+      if (const int32_t fault = row_fault(stats[i].max, stats[i].inverse_temperature)) {
         place.read.flags = fault, place.read.faulty = true, place.child = -1;
       } else if (tasks[n + i].row.data != nullptr) {
         place.q = stats[n + i];
@@ -115,7 +115,7 @@ class Verifying {
   void test(Sequence& sequence) {
     Place& place = sequence.places.back();
     for (; to_candidate(sequence, place); to_next(sequence, place)) {
-      if (const int32_t fault = row_fault(place.q.max)) {
+      if (const int32_t fault = row_fault(place.q.max, place.q.inverse_temperature)) {
         place.read.flags |= fault << kDraftFlagShift;
         place.child = -1;
         break;

@@ -9,9 +9,9 @@ constexpr int kBins = 256;
 // Lanes of a warp add to different copies of a bin, since additions to one place take turns.
 constexpr int kCopies = 8;
 
-// The logits from `low` to `high`.
+// The logits from `low` to `high`; of itself empty.
 struct Interval {
-  float low, high;
+  float low = INFINITY, high = -INFINITY;
 
   SPECDEC_HD bool has(float x) const { return x >= low && x <= high; }
   SPECDEC_HD void include(float x) { low = fminf(low, x), high = fmaxf(high, x); }

@@ -27,7 +27,6 @@ SPECDEC_HD int blocks_of(int64_t logits) { return static_cast<int>((logits + kBl
 // A format of logits in words of 32 bits: how many are in a word, the word of which all are -inf, the i-th of a word,
 // the larger ones of two words (NaN where one of them is), and a logit in memory, as bits and as a number.
 struct Float32 {
-  static constexpr Dtype kDtype = Dtype::kFloat32;
   static constexpr int kInWord = 1;
   static constexpr uint32_t kLowest = 0xff800000u;
   SPECDEC_DEVICE static float logit(uint32_t word, int) { return as_float(word); }
@@ -39,32 +38,29 @@ struct Float32 {
   }
 };
 
-struct BFloat16 {
-  static constexpr Dtype kDtype = Dtype::kBFloat16;
+struct Halves {
   static constexpr int kInWord = 2;
-  static constexpr uint32_t kLowest = 0xff80ff80u;
-  SPECDEC_DEVICE static float logit(uint32_t word, int i) { return as_float(i == 0 ? word << 16 : word & 0xffff0000u); }
-  SPECDEC_DEVICE static uint32_t larger(uint32_t a, uint32_t b) { return simt::larger_bfloat16(a, b); }
   SPECDEC_DEVICE static uint32_t bits(const char* data, int64_t i) {
     return reinterpret_cast<const uint16_t*>(data)[i];
   }
+};
+
+struct BFloat16 : Halves {
+  static constexpr uint32_t kLowest = 0xff80ff80u;
+  SPECDEC_DEVICE static float logit(uint32_t word, int i) { return as_float(i == 0 ? word << 16 : word & 0xffff0000u); }
+  SPECDEC_DEVICE static uint32_t larger(uint32_t a, uint32_t b) { return simt::larger_bfloat16(a, b); }
   SPECDEC_DEVICE static uint16_t nearest(float value) { return simt::nearest_bfloat16(value); }
   SPECDEC_DEVICE static void multiply_add(float (&sum)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
     simt::multiply_add_bfloat16(sum, a, b);
   }
 };
 
-struct Float16 {
-  static constexpr Dtype kDtype = Dtype::kFloat16;
-  static constexpr int kInWord = 2;
+struct Float16 : Halves {
   static constexpr uint32_t kLowest = 0xfc00fc00u;
   SPECDEC_DEVICE static float logit(uint32_t word, int i) {
     return simt::half_to_float(i == 0 ? word & 0xffffu : word >> 16);
   }
   SPECDEC_DEVICE static uint32_t larger(uint32_t a, uint32_t b) { return simt::larger_float16(a, b); }
-  SPECDEC_DEVICE static uint32_t bits(const char* data, int64_t i) {
-    return reinterpret_cast<const uint16_t*>(data)[i];
-  }
   SPECDEC_DEVICE static uint16_t nearest(float value) { return simt::nearest_float16(value); }
   SPECDEC_DEVICE static void multiply_add(float (&sum)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
     simt::multiply_add_float16(sum, a, b);
@@ -105,26 +101,14 @@ struct Logits {
     return logits;
   }
 
-  // Whether a block can be loaded 16 bytes at a time. `left`: how many logits there are to the row's end.
-  SPECDEC_DEVICE static bool aligned(const char* data, int left) {
-    return reinterpret_cast<uintptr_t>(data) % 16 == 0 && left >= kBlock;
-  }
-
-  // What a lane has of a block, or of its part up to the row's end, that has whole vectors of 16 bytes.
+  // What a lane has of a whole block, or of its part up to the row's end, in whole vectors of 16 bytes.
+  template <bool kWhole>
   SPECDEC_DEVICE void load_vectors(const char* data, int left, int lane) {
+    const char* of_lane = data + static_cast<uint32_t>(kBytes * place_of(0, lane));
 #pragma unroll
     for (int i = 0; i < kEach; i += kInLoad) {
       simt::Bytes16 bytes = {{Format::kLowest, Format::kLowest, Format::kLowest, Format::kLowest}};
-      if (place_of(i, lane) < left) bytes = simt::load16(data + kBytes * place_of(i, lane));
-#pragma unroll
-      for (int k = 0; k < 4; ++k) word[i / Format::kInWord + k] = bytes.word[k];
-    }
-  }
-
-  SPECDEC_DEVICE void load_aligned(const char* data, int lane) {
-#pragma unroll
-    for (int i = 0; i < kEach; i += kInLoad) {
-      const simt::Bytes16 bytes = simt::load16(data + kBytes * place_of(i, lane));
+      if (kWhole || place_of(i, lane) < left) bytes = simt::load16(of_lane + kBytes * place_of(i, 0));
 #pragma unroll
       for (int k = 0; k < 4; ++k) word[i / Format::kInWord + k] = bytes.word[k];
     }
@@ -144,8 +128,16 @@ struct Logits {
     }
   }
 
+  // Blocks that begin anywhere. `left`: how many logits there are to the row's end. `kShifts`: more code, fewer loads.
+  template <bool kShifts>
   SPECDEC_DEVICE void load(const char* data, int left, int lane) {
-    aligned(data, left) ? load_aligned(data, lane) : load_single(data, left, lane);
+    if (static_cast<uint32_t>(reinterpret_cast<uintptr_t>(data)) % 16 == 0 && left >= kBlock) {
+      load_vectors<true>(data, left, lane);
+    } else if (kShifts && left >= kBlock + 16) {
+      load_shifted(data);
+    } else {
+      load_single(data, left, lane);
+    }
   }
 
   // A whole block that begins anywhere, in a row that goes on for 16 bytes at least: from the two 16-byte granules in
@@ -171,12 +163,12 @@ struct Logits {
     }
   }
 
-  // The largest logit that this thread has, one for each place in a word.
-  SPECDEC_DEVICE uint32_t max() const {
+  // The largest logit that this thread has.
+  SPECDEC_DEVICE float max() const {
     uint32_t largest = word[0];
 #pragma unroll
     for (int i = 1; i < kWords; ++i) largest = Format::larger(largest, word[i]);
-    return largest;
+    return simt::larger(Format::logit(largest, 0), Format::logit(largest, Format::kInWord - 1));
   }
 };
 
@@ -201,10 +193,14 @@ struct Larger {
 
 // By a warp: the sum of the weights of its logits relative to the largest. The order of additions is the same for every
 // format and address. x(i) is this thread's i-th logit. `scale`: log2(e) / temperature. One operation a logit makes its
-// exponent; what the offset lost by rounding, which is the same for all, is made good at the end.
+// exponent; what the offset lost by rounding, which is the same for all, is made good at the end. So that both are
+// finite, about 2^30 over the largest logit, by a difference of bits, limits `scale`. That changes no weight: where it
+// does so, the next float below the largest logit weighs 2^-64 at most.
 template <class Values>
 SPECDEC_DEVICE float sum_of_weights(const Values& x, float max, float scale) {
-  const float reference = max == -INFINITY ? 0.0f : max, offset = -reference * scale;
+  const float reference = fmaxf(max, -0x1.fffffep127f);
+  scale = fminf(scale, as_float((284u << 23) - as_bits(fmaxf(fabsf(reference), 0x1p-97f))));
+  const float offset = -reference * scale;
   float even = 0.0f, odd = 0.0f;
 #pragma unroll
   for (int i = 0; i < kEach; i += 2) {

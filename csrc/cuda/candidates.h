@@ -16,11 +16,12 @@ constexpr int kTried = 160;  // how many parts are read then
 constexpr float kUnit = 0x1p42f;
 constexpr float kLowestFinite = -0x1.fffffep127f;
 
-struct alignas(16) SelectionMemory {
+struct alignas(16) Selection {
   uint32_t list[kListed];               // logits in any order; before they fit, the copies of a histogram
   uint32_t block[kFew];                 // of listed logits, if they are few
   float sorted[kFew], its_block[kFew];  // the few, the largest first, and their blocks of logits
   uint32_t sums[2 * kBins];             // a histogram
+  RowStats row;                         // before filters
   uint32_t smallest[kMostWarps], largest[kMostWarps];  // keys of the logits that a warp saw in an interval
   uint64_t left;                                       // what the bin that was found must contribute
   uint32_t bin;                                        // the bin that was found
@@ -51,40 +52,47 @@ SPECDEC_DEVICE uint32_t take_places(uint32_t* taken, uint32_t mine) {
 }
 
 struct SelectMemory {
-  SelectionMemory* selection;
-  RowStats* row;
+  Selection* selection;
   float *parts, *tops;  // largest logits of the blocks' parts, and of the blocks
   int32_t* units;       // that reach the bound
 
   SPECDEC_HD static SelectMemory cut(Arena& arena, int n) {
-    return {arena.take<SelectionMemory>(1), arena.take<RowStats>(1), arena.take<float>(n * kParts),
-            arena.take<float>(n), arena.take<int32_t>(n * kParts)};
+    return {arena.take<Selection>(1), arena.take<float>(n * kParts), arena.take<float>(n),
+            arena.take<int32_t>(n * kParts)};
   }
+};
+
+struct Filters {
+  float top_k, top_p, min_p;
+
+  SPECDEC_DEVICE static Filters of(const SamplingArguments& sampling, int64_t b) {
+    return {sampling.filters[3 * b], sampling.filters[3 * b + 1], sampling.filters[3 * b + 2]};
+  }
+  SPECDEC_DEVICE bool any() const { return top_k > 0.0f || top_p < 1.0f || min_p > 0.0f; }
 };
 
 // A row and its candidates: the tokens with logits >= `low`, except -inf. It is read in units: parts of blocks, or
 // blocks where masks, bias and penalties take a warp.
 template <class Rows>
-struct Candidates {
+struct Candidates : SelectMemory {
   static constexpr int kUnits = Rows::kAny ? 1 : kParts, kLanes = kWarp / kUnits;
   const Row& row;
   int n;  // blocks
   Filters filters;
-  float temperature, max, scale;
-  float sum;  // of the weights of all that top-p counts, or 0 if that is what top-k keeps
-  SelectMemory shared;
-  SelectionMemory* memory;
+  Temperature temperature;
+  float max = 0.0f;
+  float sum = 0.0f;  // of the weights of all that top-p counts, or 0 if that is what top-k keeps
   float low = kLowestFinite;
 
   SPECDEC_DEVICE bool counts() const { return filters.top_k > 0.0f; }
   SPECDEC_DEVICE bool weighs() const { return filters.top_p < 1.0f; }
-  SPECDEC_DEVICE float top(int unit) const { return simt::read(Rows::kAny ? &shared.tops[unit] : &shared.parts[unit]); }
-  SPECDEC_DEVICE int size() const { return static_cast<int>(simt::read(&memory->size)); }
-  SPECDEC_DEVICE float listed(int i) const { return as_float(simt::read(&memory->list[i])); }
+  SPECDEC_DEVICE float top(int unit) const { return simt::read(Rows::kAny ? &tops[unit] : &parts[unit]); }
+  SPECDEC_DEVICE int size() const { return static_cast<int>(simt::read(&selection->size)); }
+  SPECDEC_DEVICE float listed(int i) const { return as_float(simt::read(&selection->list[i])); }
 
   // What a logit counts for.
   SPECDEC_DEVICE uint64_t amount_of(float logit, bool masses) const {
-    return masses ? static_cast<uint64_t>(weight_of(logit, max, scale) * kUnit) : 1;
+    return masses ? static_cast<uint64_t>(weight_of(logit, max, temperature.scale) * kUnit) : 1;
   }
 
   // What the candidates at or above the cutoff amount to. `all`: what all candidates do.
@@ -95,7 +103,7 @@ struct Candidates {
   }
 
   SPECDEC_DEVICE float least() const {
-    return filters.min_p > 0.0f ? min_p_cutoff(max, temperature, filters.min_p) : -INFINITY;
+    return filters.min_p > 0.0f ? min_p_cutoff(max, temperature.value, filters.min_p) : -INFINITY;
   }
 
   // ---- Bounds, and what reaches them
@@ -103,37 +111,36 @@ struct Candidates {
   // A lower bound of the k-th largest logit: that of the bin in which the k-th largest of the parts' largest is.
   SPECDEC_DEVICE float bound_of(uint32_t k) const {
     constexpr int each = kBins / kWarp;
-    const Interval all = extremes();
-    const float width = all.high - all.low, scale = (kBins - 1) / width;
-    const bool spreads = width < INFINITY && scale < INFINITY;
+    const Bins bins = Bins::of(extremes(), true);
+    const bool spreads = bins.scale > 0.0f;
 #pragma unroll 1
     for (int i = simt::thread(); i < n * kParts; i += simt::num_threads()) {
-      const float part = simt::read(&shared.parts[i]);
+      const float part = simt::read(&parts[i]);
       if (part > -INFINITY) {
-        simt::add(&memory->sums[spreads ? static_cast<uint32_t>((all.high - part) * scale) : 0], 1);
+        simt::add(&selection->sums[spreads ? bins.bin(part) : 0], 1);
       }
     }
     simt::sync_block();
     const int first = lane() * each;
-    uint32_t mine = 0, parts;
-    for (int i = 0; i < each; ++i) mine += simt::read(&memory->sums[first + i]);
-    const uint32_t before = sum_before(mine, &parts);
-    if (parts < k) return kLowestFinite;
+    uint32_t mine = 0, all_parts;
+    for (int i = 0; i < each; ++i) mine += simt::read(&selection->sums[first + i]);
+    const uint32_t before = sum_before(mine, &all_parts);
+    if (all_parts < k) return kLowestFinite;
     uint32_t bins_before = 0;
     for (uint32_t i = 0, reached = before; i < each; ++i) {
-      reached += simt::read(&memory->sums[first + i]);
+      reached += simt::read(&selection->sums[first + i]);
       bins_before += reached < k;
     }
-    if (!spreads) return all.low;
+    if (!spreads) return bins.interval.low;
     // Allows for rounding.
-    const float depth = 1.00001f * static_cast<float>(simt::total(bins_before) + 1) / scale;
-    const float edge = all.high - depth - 1e-6f * (fabsf(all.high) + depth);
-    return edge > all.low ? edge : all.low;
+    const float depth = 1.00001f * static_cast<float>(simt::total(bins_before) + 1) / bins.scale;
+    const float edge = bins.interval.high - depth - 1e-6f * (fabsf(bins.interval.high) + depth);
+    return edge > bins.interval.low ? edge : bins.interval.low;
   }
 
   // All logits below this one together weigh less than 1 - top_p, so none of them is kept. Allows for rounding.
   SPECDEC_DEVICE float bound_of_top_p() const {
-    const float below = max + logf((1.0f - filters.top_p) * sum / static_cast<float>(row.size)) * temperature;
+    const float below = max + logf((1.0f - filters.top_p) * sum / static_cast<float>(row.size)) * temperature.value;
     const float bound = below - 1e-5f * (1.0f + fabsf(below));
     return bound < max ? bound > kLowestFinite ? bound : kLowestFinite : max;
   }
@@ -143,10 +150,10 @@ struct Candidates {
     uint32_t mine = 0;
 #pragma unroll 1
     for (int unit = simt::thread(); unit < n * kUnits; unit += simt::num_threads()) mine += top(unit) >= low;
-    uint32_t place = take_places(&memory->reaching, mine);
+    uint32_t place = take_places(&selection->reaching, mine);
 #pragma unroll 1
     for (int unit = simt::thread(); unit < n * kUnits; unit += simt::num_threads()) {
-      if (top(unit) >= low) simt::write(&shared.units[place++], unit);
+      if (top(unit) >= low) simt::write(&units[place++], unit);
     }
     simt::sync_block();
   }
@@ -154,10 +161,10 @@ struct Candidates {
   // By the threads of a block together: calls function(logits, block) for the units that reach `lowest`, by warps.
   template <class Function>
   SPECDEC_DEVICE void for_units(float lowest, const Function& function) const {
-    const int reaching = static_cast<int>(simt::read(&memory->reaching));
+    const int reaching = static_cast<int>(simt::read(&selection->reaching));
 #pragma unroll 1
     for (int first = warp() * kUnits; first < reaching; first += num_warps() * kUnits) {
-      const int at = first + lane() / kLanes, unit = simt::read(&shared.units[at < reaching ? at : first]);
+      const int at = first + lane() / kLanes, unit = simt::read(&units[at < reaching ? at : first]);
       const bool there = at < reaching && top(unit) >= lowest;
       if (simt::ballot(there) == 0) continue;
       if constexpr (Rows::kAny) {
@@ -172,12 +179,12 @@ struct Candidates {
   // By a warp: adds those of its logits to the list that have a bit in `inside`. `one`: of a thread, if it has one.
   SPECDEC_DEVICE void list(const typename Rows::Block& x, int block, uint32_t inside, float one) const {
     const uint32_t number = simt::count_bits(inside);
-    uint32_t place = take_places(&memory->size, number);
+    uint32_t place = take_places(&selection->size, number);
     if (place + number > kListed) return;
     const bool few = place + number <= kFew;
     const auto add = [&](float logit) {
-      if (few) simt::write(&memory->block[place], static_cast<uint32_t>(block));
-      simt::write(&memory->list[place++], as_bits(logit));
+      if (few) simt::write(&selection->block[place], static_cast<uint32_t>(block));
+      simt::write(&selection->list[place++], as_bits(logit));
     };
     if (number == 1) add(one);
     if (number <= 1) return;
@@ -190,7 +197,7 @@ struct Candidates {
   // By the threads of a block: the smallest and the largest of the logits in an interval, by extremes(). Lists these
   // logits, unless the list has them. Ends with a barrier.
   SPECDEC_DEVICE void gather(Interval interval, bool in_list) const {
-    Interval mine = {INFINITY, -INFINITY};
+    Interval mine;
     if (in_list) {
 #pragma unroll 1
       for (int i = simt::thread(); i < size(); i += simt::num_threads()) {
@@ -199,7 +206,7 @@ struct Candidates {
     } else {
       for_units(interval.low, [&](const auto& x, int block) {
         uint32_t inside = 0;
-        Interval its = {INFINITY, -INFINITY};
+        Interval its;
 #pragma unroll
         for (int i = 0; i < kEach; ++i) {
           if (interval.has(x[i])) inside |= 1u << i, its.include(x[i]);
@@ -208,20 +215,20 @@ struct Candidates {
         list(x, block, inside, its.low);
       });
     }
-    write_extremes(memory, mine);
+    write_extremes(mine);
     simt::sync_block();
   }
 
-  SPECDEC_DEVICE static void write_extremes(SelectionMemory* memory, Interval mine) {
+  SPECDEC_DEVICE void write_extremes(Interval mine) const {
     const uint32_t smallest = ~simt::largest(~ordered_key(mine.low)), largest = simt::largest(ordered_key(mine.high));
     if (lane() != 0) return;
-    simt::write(&memory->smallest[warp()], smallest), simt::write(&memory->largest[warp()], largest);
+    simt::write(&selection->smallest[warp()], smallest), simt::write(&selection->largest[warp()], largest);
   }
 
   SPECDEC_DEVICE Interval extremes() const {
     const int of = lane() < num_warps() ? lane() : 0;
-    return {from_ordered_key(~simt::largest(~simt::read(&memory->smallest[of]))),
-            from_ordered_key(simt::largest(simt::read(&memory->largest[of])))};
+    return {from_ordered_key(~simt::largest(~simt::read(&selection->smallest[of]))),
+            from_ordered_key(simt::largest(simt::read(&selection->largest[of])))};
   }
 };
 

@@ -27,11 +27,11 @@ struct Emitted {
 template <class Rows>
 SPECDEC_DEVICE Candidate race_of_blocks(const Sequence<Rows>& s, int j, float w) {
   const RowStats p = s.row(j);
-  const float unit = w * s.probability(p.max, p);
+  const float unit = w * s.probability_in_p(p.max, p);
   Candidate best = 0;
 #pragma unroll 1
   for (int block = simt::thread(); block < s.work.n; block += simt::num_threads()) {
-    const float mass = unit * mass_of(simt::fresh(&s.stats(j)[block]), p.max, s.scale);
+    const float mass = unit * mass_of(simt::fresh(&s.stats(j)[block]), p.max, s.temperature.scale);
     const float noise = exponential_of(static_cast<uint32_t>(block), s.noise(j), kRecoverBlock);
     const float score = simt::quotient(mass, noise);
     simt::write(&s.memory.noise[block], noise);
@@ -51,7 +51,7 @@ SPECDEC_DEVICE int best_residual(const Sequence<Rows>& s, int j, float w) {
   for_ranks<2>(s.memory.score, n, [&](int block, uint32_t rank) { simt::write(&s.memory.order[rank], block); });
   simt::sync_block();
   const RowStats p = s.row(j);
-  const float rounding = 1.00001f + 1e-6f * (fabsf(p.lse) + fabsf(p.max * s.inverse_temperature));
+  const float rounding = 1.00001f + 1e-6f * (fabsf(p.lse) + fabsf(p.max * s.temperature.inverse));
   Candidate best = 0;
   int turn = 0;
 #pragma unroll 1
@@ -74,14 +74,8 @@ SPECDEC_DEVICE int best_residual(const Sequence<Rows>& s, int j, float w) {
 // By the threads of a block: draws a token of this block of row j, from the residual or from p.
 template <class Rows>
 SPECDEC_DEVICE int64_t draw_in_block(const Sequence<Rows>& s, int j, float w, int block, bool in_residual) {
-  const auto weigh = [&](int place, float (&weights)[4]) {
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      const int64_t token = int64_t{block} * kBlock + place + k;
-      weights[k] = token < s.params().vocabulary ? s.token_weight(j, w, in_residual, token) : 0.0f;
-    }
-  };
-  return index_of(race_in_block(block, s.noise(j), kRecoverToken, s.memory.slots, 0, weigh));
+  return race_in_block(block, s.noise(j), kRecoverToken, s.memory.slots, 0,
+                       [&](int64_t token) { return s.token_weight(j, w, in_residual, token); });
 }
 
 // Rule `block`, by the threads of a block: how many drafts are kept, and their joint ratio. Ends with a barrier.
@@ -92,7 +86,7 @@ SPECDEC_DEVICE int longest_kept(const Sequence<Rows>& s, float* joint) {
     if (s.examined(j).state != kRecover || j % warps != warp) return;
     float sum = 0.0f;
     for (int i = lane(); i < s.work.n; i += kWarp) {
-      sum += simt::fresh(&s.work.scratch.masses[(s.b * s.work.k() + j) * s.work.n + i]);
+      sum += simt::fresh(&s.work.masses(s.b, j)[i]);
     }
     sum = simt::reduce(sum, Sum());
     if (lane() == 0) simt::write(&s.memory.total[j], sum);
@@ -135,7 +129,7 @@ SPECDEC_DEVICE Emitted decide_by_ratios(const Sequence<Rows>& s) {
     int block = -1;
     if (here.state == kRecover) {
       block = best_residual(s, end.accepted, w);
-      if (block < 0 && here.p > -INFINITY) {
+      if (block < 0 && possible(here.p)) {
         // A residual without mass: p and q are equal up to rounding. The draft is accepted, unless p(x) = 0.
         w = kRule == kRuleBlock && here.possible() ? s.joint(w, end.accepted) : 1.0f;
         ++end.accepted;
@@ -152,16 +146,14 @@ SPECDEC_DEVICE Emitted decide_by_ratios(const Sequence<Rows>& s) {
 // Greedy sequences, and rule `coupled`: drafts are compared with the tokens that the target picks.
 template <class Rows, int kRule>
 SPECDEC_DEVICE Emitted decide_by_favourites(const Sequence<Rows>& s) {
-  const int warps = num_warps();
 #pragma unroll 1
-  for (int j = warp(); j <= s.limit; j += warps) {
-    const float max = s.row(j).max;
-    if (row_fault(max) != 0) continue;
+  for (int j = warp(); j <= s.limit; j += num_warps()) {
+    if (s.row(j).fault(s.temperature) != 0) continue;
     int64_t token;
     if (kRule == kRuleCoupled && !s.greedy()) {
-      token = winner_of(s.work.scratch.races + (s.b * s.work.emitting() + j) * s.work.n, s.work.n);
+      token = winner_of(s.work.races(s.b, j), s.work.n);
     } else {
-      token = argmax<Rows>(s.target_row(j), s.stats(j), s.work.n, max);
+      token = argmax<Rows>(s.target_row(j), s.stats(j), s.work.n, s.row(j).max);
     }
     if (lane() == 0) simt::write(&s.memory.favourite[j], token);
   }
@@ -169,7 +161,7 @@ SPECDEC_DEVICE Emitted decide_by_favourites(const Sequence<Rows>& s) {
   Emitted end = {0, -1, 0};
 #pragma unroll 1
   while (true) {
-    const int32_t fault = row_fault(s.row(end.accepted).max);
+    const int32_t fault = s.row(end.accepted).fault(s.temperature);
     int32_t flags = 0;
     const int64_t x = s.draft(end.accepted, &flags);
     end.status |= fault != 0 ? fault : flags;
@@ -185,42 +177,40 @@ SPECDEC_DEVICE void write_log_probs(const Sequence<Rows>& s, int i, int64_t toke
   float log_p = NAN, raw_log_p = NAN;
   if (token >= 0) {
     const Row row = s.target_row(i);
-    const RowStats raw = merged(s.work.scratch.raw + (s.b * s.work.emitting() + i) * s.work.n, s.work.n, 1.0f, kLog2e),
-                   p = s.row(i);
-    const float of_token = Rows::raw_logit(row, token);
-    raw_log_p = of_token - raw.lse;
-    log_p = s.greedy() ? 0.0f
-                       : log_probability(Rows::logit(row, token), Distribution{s.inverse_temperature, p.lse, p.cutoff});
+    raw_log_p = Rows::raw_logit(row, token) - merged(s.work.raw(s.b, i), s.work.n, Temperature(1)).lse;
+    log_p = s.greedy() ? 0.0f : log_probability(Rows::logit(row, token), s.row(i).distribution(s.temperature));
   }
   if (lane() != 0) return;
-  s.params().log_probs[s.b * (s.work.k() + 1) + i] = log_p;
-  s.params().raw_log_probs[s.b * (s.work.k() + 1) + i] = raw_log_p;
+  const int64_t at = int64_t{s.b} * s.work.emitting() + i;
+  s.params().log_probs[at] = log_p;
+  s.params().raw_log_probs[at] = raw_log_p;
 }
 
 // By the threads of a block: writes the outputs of a sequence.
 template <class Rows>
 SPECDEC_DEVICE void write_step(const Sequence<Rows>& s, const Emitted& end) {
   const SpeculativeStepParams& params = s.params();
-  const int rows = s.work.k() + 1;
+  const int rows = s.work.emitting();
   const auto emitted = [&](int i) {
     return i < end.accepted ? s.work.drafts(s.b)[i] : i == end.accepted ? end.token : int64_t{-1};
   };
 #pragma unroll 1
-  for (int i = simt::thread(); i < rows; i += simt::num_threads()) params.tokens[s.b * rows + i] = emitted(i);
+  for (int i = simt::thread(); i < rows; i += simt::num_threads()) params.tokens[int64_t{s.b} * rows + i] = emitted(i);
   if (simt::thread() == 0) {
     params.num_accepted[s.b] = end.accepted;
     params.num_emitted[s.b] = end.accepted + (end.token >= 0);
     params.status[s.b] = end.status;
   }
-  if (!Rows::kAny || params.log_probs == nullptr) return;
-  const int warps = num_warps();
+  if constexpr (Rows::kAny) {
+    const int first = params.log_probs == nullptr ? rows : warp();
 #pragma unroll 1
-  for (int i = warp(); i < rows; i += warps) write_log_probs(s, i, emitted(i));
+    for (int i = first; i < rows; i += num_warps()) write_log_probs(s, i, emitted(i));
+  }
 }
 
 // Grid: one, sequences.
 template <class Rows, int kRule>
-SPECDEC_KERNEL(decide_kernel, kDecideThreads<Rows>, (Rows::kSmall ? 2 : 1), StepWork) {
+SPECDEC_KERNEL(decide_kernel, kDecideThreads<Rows>, (Rows::kSmall ? 2 : 1), Work) {
   const Sequence<Rows> s(params, params.first + simt::block_y(), kSumsBlocks);
   const bool by_ratios = kRule != kRuleCoupled && !s.greedy();
   if (by_ratios) s.look_at_drafts();

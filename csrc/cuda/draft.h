@@ -7,67 +7,50 @@ namespace specdec::cuda {
 
 constexpr int kDraftThreads = 256;
 
-struct Drawn {
-  int64_t token;  // of the draft's vocabulary, or -1
-  float log_q, cutoff, lse;
-};
-
-struct DraftMemory {
-  RowStats* row;
-  Slots* slots;
-
-  SPECDEC_HD static DraftMemory cut(Arena& arena) { return {arena.take<RowStats>(1), arena.take<Slots>(1)}; }
+struct alignas(16) DraftMemory {
+  RowStats row;
+  Slots slots;
 };
 
 // Grid: one, sequences.
 template <class Rows>
-SPECDEC_KERNEL(draft_kernel, kDraftThreads, 2, DraftWork) {
-  const int64_t b = params.first + simt::block_y();
+SPECDEC_KERNEL(draft_kernel, kDraftThreads, 2, Work) {
+  const uint32_t b = params.first + simt::block_y();
   const Row row = params.row(b, 0);
   const Noise noise = params.noise(b, 0);
-  const float temperature = params.params.sampling.temperature[b];
-  const float inverse_temperature = temperature == 0.0f ? 0.0f : 1.0f / temperature,
-              scale = inverse_temperature * kLog2e;
+  const Temperature temperature = params.temperature(b);
   const int n = params.n;
-  const Scratch& scratch = params.scratch;
-  const Stats* stats = scratch.stats + params.place(b, 0);
-  Arena arena(simt::shared_memory());
-  const DraftMemory memory = DraftMemory::cut(arena);
+  const Stats* stats = params.stats(b, 0);
+  DraftMemory* const memory = reinterpret_cast<DraftMemory*>(simt::shared_memory());
   simt::wait_for_launch_before();
-  if (simt::thread() < kWarp) {
-    const RowStats found =
-        scratch.rows != nullptr ? simt::fresh(&scratch.rows[b]) : merged(stats, n, inverse_temperature, scale);
-    if (simt::thread() == 0) simt::write(memory.row, found);
+  if (warp() == 0) {
+    const RowStats found = row_stats(params, b, 0, temperature);
+    if (lane() == 0) simt::write(&memory->row, found);
   }
   simt::sync_block();
-  const RowStats q = simt::read(memory.row);
-  const int32_t fault = row_fault(q.max);
-  Drawn drawn = {-1, -INFINITY, -INFINITY, NAN};
-  if (fault == 0 && temperature == 0.0f) {
-    drawn = {argmax<Rows>(row, stats, n, q.max), 0.0f, -INFINITY, q.max};
+  const RowStats q = simt::read(&memory->row);
+  const int32_t fault = q.fault(temperature);
+  int64_t token = -1;
+  float log_q = -INFINITY, cutoff = -INFINITY, lse = NAN;
+  if (fault == 0 && temperature.greedy()) {
+    token = argmax<Rows>(row, stats, n, q.max), log_q = 0.0f, lse = q.max;
   } else if (fault == 0) {
-    if (params.params.coupled) {
-      drawn.token = winner_of(scratch.races + b * n, n);
+    if (params.scratch.races != nullptr) {
+      token = winner_of(params.races(b, 0), n);
     } else {
-      const int block = race_among_blocks(stats, n, q.max, scale, noise, kDraftBlock, memory.slots, 0);
-      const auto weigh = [&](int place, float (&weights)[4]) {
-#pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          const int64_t index = int64_t{block} * kBlock + place + k;
-          const float logit = index < row.size ? Rows::logit(row, index) : -INFINITY;
-          weights[k] = logit >= q.cutoff ? weight_of(logit, q.max, scale) : 0.0f;
-        }
-      };
-      drawn.token = index_of(race_in_block(block, noise, kDraftToken, memory.slots, 1, weigh));
+      const int block = race_among_blocks(stats, n, q.max, temperature.scale, noise, kDraftBlock, &memory->slots, 0);
+      token = race_in_block(block, noise, kDraftToken, &memory->slots, 1, [&](int64_t index) {
+        const float logit = index < row.size ? Rows::logit(row, index) : -INFINITY;
+        return logit >= q.cutoff ? weight_of(logit, q.max, temperature.scale) : 0.0f;
+      });
     }
-    drawn.cutoff = q.cutoff, drawn.lse = q.lse;
-    drawn.log_q = log_probability(Rows::logit(row, drawn.token), Distribution{inverse_temperature, q.lse, q.cutoff});
+    log_q = log_probability(Rows::logit(row, token), q.distribution(temperature)), cutoff = q.cutoff, lse = q.lse;
   }
   if (simt::thread() != 0) return;
-  params.params.tokens[b] = drawn.token < 0 ? -1 : row.target_id(drawn.token);
-  params.params.log_q[b] = drawn.log_q;
-  params.params.cutoff[b] = drawn.cutoff;
-  params.params.lse[b] = drawn.lse;
+  params.params.tokens[b] = token < 0 ? -1 : row.target_id(token);
+  params.log_q[b] = log_q;
+  params.cutoff[b] = cutoff;
+  params.lse[b] = lse;
   params.params.status[b] = fault << kDraftFlagShift;
 }
 

@@ -91,19 +91,21 @@ SPECDEC_DEVICE Candidate race_of_four(const float (&weights)[4], uint32_t index,
   return best;
 }
 
-// By the threads of a block: draws one of a block's 1024 tokens; its candidate, 0 if all weights are 0. A thread takes
-// four neighbours, whose weights weigh(index within the block, weights) computes.
-template <class Weigh>
-SPECDEC_DEVICE Candidate race_in_block(int block, Noise noise, Stream stream, Slots* slots, int turn,
-                                       const Weigh& weigh) {
+// By the threads of a block: draws one of a block's 1024 tokens by weight_of(token); -1 if all weights are 0. A thread
+// takes four neighbours.
+template <class Weight>
+SPECDEC_DEVICE int64_t race_in_block(int block, Noise noise, Stream stream, Slots* slots, int turn,
+                                     const Weight& weight_of) {
   Candidate best = 0;
 #pragma unroll 1
   for (int place = 4 * simt::thread(); place < kBlock; place += 4 * simt::num_threads()) {
+    const int64_t first = int64_t{block} * kBlock + place;
     float weights[4];
-    weigh(place, weights);
-    best = Better()(best, race_of_four(weights, static_cast<uint32_t>(block * kBlock + place), noise, stream));
+#pragma unroll
+    for (int k = 0; k < 4; ++k) weights[k] = weight_of(first + k);
+    best = Better()(best, race_of_four(weights, static_cast<uint32_t>(first), noise, stream));
   }
-  return best_of_block(best, slots, turn);
+  return index_of(best_of_block(best, slots, turn));
 }
 
 // The weight of a logit relative to another one, by the GPU's own exponential; the one in core/softmax.h is for CPUs.

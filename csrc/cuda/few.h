@@ -11,7 +11,7 @@ namespace specdec::cuda {
 // all that top-p keeps are among them, and false says that they are not.
 template <class Rows>
 SPECDEC_DEVICE bool decide_few(const Candidates<Rows>& its, bool tries, Stats* stats, RowStats* out) {
-  SelectionMemory* const memory = its.memory;
+  Selection* const memory = its.selection;
   const int size = its.size();
   for_ranks<4>(reinterpret_cast<const float*>(memory->list), size, [&](int i, uint32_t rank) {
     simt::write(&memory->sorted[rank], its.listed(i));
@@ -45,7 +45,7 @@ SPECDEC_DEVICE bool decide_few(const Candidates<Rows>& its, bool tries, Stats* s
   const uint64_t kept = simt::reduce(sum_of(), [](uint64_t a, uint64_t b) { return a + b; });
 #pragma unroll 1
   for (int block = simt::thread(); block < its.n; block += simt::num_threads()) {
-    const float top = simt::read(&its.shared.tops[block]);
+    const float top = simt::read(&its.tops[block]);
     float kept_of_block = 0.0f;
 #pragma unroll 1
     for (int i = 0; i < size; i += 4) {
@@ -54,13 +54,14 @@ SPECDEC_DEVICE bool decide_few(const Candidates<Rows>& its, bool tries, Stats* s
       for (int k = 0; k < 4; ++k) {
         if (blocks.of[k] != static_cast<float>(block)) continue;
         const float logit = simt::read(&memory->sorted[i + k]);
-        if (logit >= cutoff) kept_of_block += weight_of(logit, top, its.scale);
+        if (logit >= cutoff) kept_of_block += weight_of(logit, top, its.temperature.scale);
       }
     }
     simt::write(&stats[block], Stats{top, kept_of_block});
   }
   const float all = static_cast<float>(kept) / kUnit;
-  if (simt::thread() == 0) simt::write(out, RowStats{its.max, its.max / its.temperature + logf(all), cutoff, all});
+  if (simt::thread() == 0)
+    simt::write(out, RowStats{its.max, lse_of(its.max, its.temperature.inverse, all), cutoff, all});
   return true;
 }
 

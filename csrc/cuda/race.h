@@ -13,27 +13,27 @@ constexpr int kRaceThreads = 256;
 constexpr float kLeastWeight = 0x1p-33f / 17.0f;
 
 // Grid: blocks of a row, sequences, rows.
-template <class Rows, class Work>
+template <class Rows>
 SPECDEC_KERNEL(race_kernel, kRaceThreads, 4, Work) {
   simt::start_next_launch();
   const int block = simt::block_x(), j = simt::block_z();
-  const int64_t b = params.first + simt::block_y();
-  const float temperature = params.params.sampling.temperature[b];
+  const uint32_t b = params.first + simt::block_y();
+  const Temperature temperature = params.temperature(b);
   const Row row = params.row(b, j);
   simt::wait_for_launch_before();
-  if (!params.used(b, j) || temperature == 0.0f) return;
+  if (!params.used(b, j) || temperature.greedy()) return;
   const Scratch& scratch = params.scratch;
-  const Stats* stats = scratch.stats + params.place(b, j);
+  const Stats* stats = params.stats(b, j);
   float max = -INFINITY, cutoff = -INFINITY;
   if (scratch.rows != nullptr) {
-    const RowStats found = simt::fresh(&scratch.rows[b * params.rows() + j]);
+    const RowStats found = simt::fresh(&scratch.rows[params.place(b, j)]);
     max = found.max, cutoff = found.cutoff;
   } else {
     for (int i = lane(); i < params.n; i += kWarp) max = simt::larger(max, simt::fresh(&stats[i]).max);
     max = simt::reduce(max, Larger());
   }
   const Noise step = params.noise(b, j), noise = {step.seed, step.position + step.offset, 0};
-  const float scale = kLog2e / temperature, of_block = simt::fresh(&stats[block]).max;
+  const float scale = temperature.scale, of_block = simt::fresh(&stats[block]).max;
   Candidate best = 0;
   // Nothing is drawn from a row with a fault, whose `max` makes this false or a weight NaN.
   if (of_block >= cutoff && weight_of(of_block, max, scale) >= kLeastWeight) {
@@ -61,9 +61,8 @@ SPECDEC_KERNEL(race_kernel, kRaceThreads, 4, Work) {
       }
     }
   }
-  Arena arena(simt::shared_memory());
-  best = best_of_block(best, arena.take<Slots>(1), 0);
-  if (simt::thread() == 0) simt::write(&scratch.races[(b * params.emitting() + j) * params.n + block], best);
+  best = best_of_block(best, reinterpret_cast<Slots*>(simt::shared_memory()), 0);
+  if (simt::thread() == 0) simt::write(&params.races(b, j)[block], best);
 }
 
 // By a warp: the winner of a row's race.

@@ -40,8 +40,7 @@ SPECDEC_DEVICE int64_t find(const int64_t* sorted, int64_t size, int64_t id) {
 SPECDEC_DEVICE int64_t first_from(const int64_t* sorted, int64_t size, int64_t id) {
   if (size == 0) return 0;
   const int64_t place = find(sorted, size, id);
-  const int64_t first = place + (sorted[place] < id);
-  return first;
+  return place + (sorted[place] < id);
 }
 
 // `kAligned`: all blocks begin at, and rows end with, a multiple of 16 bytes.
@@ -50,6 +49,7 @@ struct Plain {
   using Format = Its;
   static constexpr bool kAny = false;
   static constexpr bool kSmall = kAligned && Format::kInWord == 2;  // few registers suffice for a block
+  static constexpr int kMeasuring = Format::kInWord == 2 ? 5 : 4;   // blocks of threads that measure at the same time
   SPECDEC_DEVICE static float raw_logit(const Row& row, int64_t index) {
     return Format::logit(Format::bits(row.data, index), 0);
   }
@@ -61,17 +61,26 @@ struct Plain {
   // By a warp.
   SPECDEC_DEVICE static Block load(const Row& row, int block) { return load(row, block, row.left(block), lane()); }
   // What a lane has of the first `left` logits of a block.
+  template <bool kShifts = false>
   SPECDEC_DEVICE static Block load(const Row& row, int block, int left, int lane) {
     Block logits;
-    const char* data = row.data + int64_t{block} * kBlock * Logits<Format>::kBytes;
-    kAligned ? logits.load_vectors(data, left, lane) : logits.load(data, left, lane);
+    const char* data = row.data + static_cast<uint64_t>(static_cast<uint32_t>(block)) * (kBlock * Block::kBytes);
+    if constexpr (kAligned) {
+      logits.template load_vectors<false>(data, left, lane);
+    } else {
+      logits.template load<kShifts>(data, left, lane);
+    }
     return logits;
+  }
+  SPECDEC_DEVICE static Block load_raw(const Row& row, int block) {
+    return load<true>(row, block, row.left(block), lane());
   }
 };
 
 struct Any {
   static constexpr bool kAny = true;
   static constexpr bool kSmall = false;
+  static constexpr int kMeasuring = 2;
   SPECDEC_DEVICE static float raw_logit(const Row& row, int64_t index) {
     float logit = 0.0f;
     with_format(row.dtype, [&](auto format) { logit = Plain<decltype(format), false>::raw_logit(row, index); });
@@ -119,43 +128,50 @@ struct Any {
       for (int i = 0; i < kEach; ++i) logits.x[i] = place_of(i) == place ? 0.0f : -INFINITY;
       return logits;
     }
+    SPECDEC_DEVICE float max() const {
+      float largest = x[0];
+#pragma unroll
+      for (int i = 1; i < kEach; ++i) largest = simt::larger(largest, x[i]);
+      return largest;
+    }
+
+    // By a warp: masks raw logits, and applies bias and penalties.
+    SPECDEC_DEVICE void adjust(const Row& row, int block) {
+      const int64_t first = int64_t{block} * kBlock;
+      if (row.allowed.words != nullptr) {
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) {
+          if (place_of(i) < row.left(block) && !row.allowed.has(first + place_of(i))) x[i] = -INFINITY;
+        }
+      }
+      if (!row.sampling->has_table) return;
+#pragma unroll 1
+      for (uint32_t touched = touched_of(row, block); touched != 0; touched &= touched - 1) {
+        const int which = simt::lowest_bit(touched);
+        float logit = 0.0f;
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) logit = i == which ? x[i] : logit;
+        logit = adjusted(row, row.target_id(first + place_of(which)), logit);
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) x[i] = i == which ? logit : x[i];
+      }
+    }
   };
 
-  SPECDEC_DEVICE static void load_raw(const Row& row, int block, float (&x)[kEach]) {
-    with_format(row.dtype, [&](auto format) {
-      const auto logits = Plain<decltype(format), false>::load(row, block);
-#pragma unroll
-      for (int i = 0; i < kEach; ++i) x[i] = logits[i];
-    });
-  }
-
-  SPECDEC_DEVICE static Block load(const Row& row, int block) {
+  SPECDEC_DEVICE static Block load_raw(const Row& row, int block) {
     Block logits;
-    load_raw(row, block, logits.x);
-    adjust_block(row, block, logits.x);
+    with_format(row.dtype, [&](auto format) {
+      const auto raw = Plain<decltype(format), false>::load(row, block);
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) logits.x[i] = raw[i];
+    });
     return logits;
   }
 
-  // By a warp: masks raw logits of a block, and applies bias and penalties.
-  SPECDEC_DEVICE static void adjust_block(const Row& row, int block, float (&x)[kEach]) {
-    const int64_t first = int64_t{block} * kBlock;
-    if (row.allowed.words != nullptr) {
-#pragma unroll
-      for (int i = 0; i < kEach; ++i) {
-        if (place_of(i) < row.left(block) && !row.allowed.has(first + place_of(i))) x[i] = -INFINITY;
-      }
-    }
-    if (!row.sampling->has_table) return;
-#pragma unroll 1
-    for (uint32_t touched = touched_of(row, block); touched != 0; touched &= touched - 1) {
-      const int which = simt::lowest_bit(touched);
-      float logit = 0.0f;
-#pragma unroll
-      for (int i = 0; i < kEach; ++i) logit = i == which ? x[i] : logit;
-      logit = adjusted(row, row.target_id(first + place_of(which)), logit);
-#pragma unroll
-      for (int i = 0; i < kEach; ++i) x[i] = i == which ? logit : x[i];
-    }
+  SPECDEC_DEVICE static Block load(const Row& row, int block) {
+    Block logits = load_raw(row, block);
+    logits.adjust(row, block);
+    return logits;
   }
 
   // By a warp: a bit for each of this thread's logits of a block that bias or penalties may adjust. These are tokens of

@@ -23,8 +23,8 @@ constexpr int kSelectThreads = 256;
 // Makes the histogram of an interval: of the logits' masses or, if not `masses`, of their number.
 template <class Rows>
 SPECDEC_DEVICE void count(const Candidates<Rows>& its, const Bins& bins, bool in_list, bool masses) {
-  const Histogram<1> sums = {its.memory->sums};
-  const Histogram<kCopies> copies = {its.memory->list};
+  const Histogram<1> sums = {its.selection->sums};
+  const Histogram<kCopies> copies = {its.selection->list};
   const auto add = [&](const auto& histogram, float logit) {
     if (!bins.interval.has(logit)) return;
     histogram.add(bins.bin(logit), its.amount_of(logit, masses));
@@ -53,12 +53,12 @@ SPECDEC_DEVICE void count(const Candidates<Rows>& its, const Bins& bins, bool in
 template <class Rows>
 SPECDEC_DEVICE void find_bin(const Candidates<Rows>& its, bool first, bool masses) {
   constexpr int each = kBins / kWarp;
-  const Histogram<1> sums = {its.memory->sums};
+  const Histogram<1> sums = {its.selection->sums};
   const int lane = cuda::lane();
   uint64_t mine = 0, all;
   for (int i = 0; i < each; ++i) mine += sums.sum(lane * each + i);
   uint64_t sum = sum_before(mine, &all), before = sum;
-  const uint64_t left = first ? its.wanted_of(all, masses) : simt::read(&its.memory->left);
+  const uint64_t left = first ? its.wanted_of(all, masses) : simt::read(&its.selection->left);
   int found = -1;
   for (int i = 0; i < each && (found < 0 || sum < left); ++i) {
     const uint64_t of_bin = sums.sum(lane * each + i);
@@ -68,8 +68,8 @@ SPECDEC_DEVICE void find_bin(const Candidates<Rows>& its, bool first, bool masse
   const uint32_t reached = simt::ballot(found >= 0 && sum >= left), filled = simt::ballot(found >= 0);
   simt::sync_warp();  // all lanes have read what was left
   if (reached != 0 ? (reached & (0u - reached)) != 1u << lane : filled >> lane != 1u) return;
-  simt::write(&its.memory->bin, static_cast<uint32_t>(found));
-  simt::write(&its.memory->left, left > before ? left - before : 0);
+  simt::write(&its.selection->bin, static_cast<uint32_t>(found));
+  simt::write(&its.selection->left, left > before ? left - before : 0);
 }
 
 // ---- All together
@@ -92,7 +92,7 @@ SPECDEC_DEVICE float cutoff_of(Candidates<Rows>& its, Stats* stats, RowStats* ou
   while (true) {
     if (opens) its.find_units();
     its.gather(interval, in_list);
-    const uint32_t size = simt::read(&its.memory->size);
+    const uint32_t size = simt::read(&its.selection->size);
     in_list = in_list || size <= kListed;
     if (opens) {
       if (size <= kFew && decide_few(its, tries, stats, out)) return NAN;
@@ -111,7 +111,7 @@ SPECDEC_DEVICE float cutoff_of(Candidates<Rows>& its, Stats* stats, RowStats* ou
         if (warp() == 0) find_bin(its, first, masses);
         simt::sync_block();
         first = false;
-        interval = bins.interval_of(simt::read(&its.memory->bin));
+        interval = bins.interval_of(simt::read(&its.selection->bin));
       } else if (masses || !its.weighs()) {
         return interval.low > its.least() ? interval.low : its.least();
       } else {  // top-p of what top-k keeps
@@ -120,34 +120,31 @@ SPECDEC_DEVICE float cutoff_of(Candidates<Rows>& its, Stats* stats, RowStats* ou
       }
     }
     simt::sync_block();
-    if (simt::thread() == 0 && !in_list) simt::write(&its.memory->size, 0u);
-    if (simt::thread() == 0 && opens) simt::write(&its.memory->reaching, 0u);
+    if (simt::thread() == 0 && !in_list) simt::write(&its.selection->size, 0u);
+    if (simt::thread() == 0 && opens) simt::write(&its.selection->reaching, 0u);
     simt::sync_block();
   }
 }
 
 // Grid: rows, sequences.
-template <class Rows, class Work>
+template <class Rows>
 SPECDEC_KERNEL(select_kernel, kSelectThreads,
                (Rows::kAny     ? 1
                 : Rows::kSmall ? 3
                                : 2),
                Work) {
   simt::start_next_launch();
-  const int i = simt::block_x(), n = params.blocks(i), warp = cuda::warp();
-  const int64_t b = params.first + simt::block_y(), place = params.place(b, i);
-  const SamplingArguments& sampling = params.params.sampling;
-  const float temperature = sampling.temperature[b],
-              inverse_temperature = temperature == 0.0f ? 0.0f : 1.0f / temperature;
-  const float scale = inverse_temperature * kLog2e;
-  const Filters filters = filters_of(sampling, b);
+  const int i = simt::block_x(), n = params.blocks(i);
+  const uint32_t b = params.first + simt::block_y();
   const Row row = params.row(b, i);
   const Scratch& scratch = params.scratch;
-  Stats* stats = scratch.stats + place;
-  RowStats* out = &scratch.rows[b * params.rows() + i];
+  Stats* stats = params.stats(b, i);
+  const float* parts = scratch.parts + params.place(b, i, 0) * kParts;
+  RowStats* out = &scratch.rows[params.place(b, i)];
   Arena arena(simt::shared_memory());
-  const SelectMemory memory = SelectMemory::cut(arena, n);
-  SelectionMemory* const selection = memory.selection;
+  Candidates<Rows> its = {SelectMemory::cut(arena, n), row, n, Filters::of(params.params.sampling, b),
+                          params.temperature(b)};
+  Selection* const selection = its.selection;
   for (int k = simt::thread(); k < kBins; k += simt::num_threads()) simt::write(&selection->sums[k], 0u);
   for (uint32_t k = simt::thread(); k < kFew; k += simt::num_threads()) {
     simt::write(&selection->list[k], as_bits(-INFINITY));
@@ -156,46 +153,46 @@ SPECDEC_KERNEL(select_kernel, kSelectThreads,
   simt::wait_for_launch_before();
   if (!params.used(b, i)) return;
   for (int block = simt::thread(); block < n; block += simt::num_threads()) {
-    simt::write(&memory.tops[block], simt::fresh(&stats[block]).max);
+    simt::write(&its.tops[block], simt::fresh(&stats[block]).max);
   }
-  Interval mine = {INFINITY, -INFINITY};
+  Interval mine;
   for (int at = 4 * simt::thread(); at < n * kParts; at += 4 * simt::num_threads()) {
-    const Four four = simt::fresh(reinterpret_cast<const Four*>(&scratch.parts[place * kParts + at]));
-    simt::write(reinterpret_cast<Four*>(&memory.parts[at]), four);
+    const Four four = simt::fresh(reinterpret_cast<const Four*>(&parts[at]));
+    simt::write(reinterpret_cast<Four*>(&its.parts[at]), four);
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       if (four.of[k] > -INFINITY) mine.include(four.of[k]);
     }
   }
-  Candidates<Rows>::write_extremes(selection, mine);
-  if (warp == 0) {
-    const RowStats found = merged(stats, n, inverse_temperature, scale);
-    if (simt::thread() == 0) simt::write(memory.row, found);
+  its.write_extremes(mine);
+  if (warp() == 0) {
+    const RowStats found = merged(stats, n, its.temperature);
+    if (lane() == 0) simt::write(&selection->row, found);
   }
   simt::sync_block();
-  RowStats found = simt::read(memory.row);
-  if (temperature == 0.0f || !filters.any() || row_fault(found.max) != 0) {
+  RowStats found = simt::read(&selection->row);
+  if (its.temperature.greedy() || !its.filters.any() || found.fault(its.temperature) != 0) {
     if (simt::thread() == 0) simt::write(out, found);
     return;
   }
+  its.max = found.max;
   // Without top-k, top_p is a share of the whole row, including what the bound left out.
-  Candidates<Rows> its = {
-      row, n, filters, temperature, found.max, scale, filters.top_k > 0.0f ? 0.0f : found.sum, memory, selection};
+  its.sum = its.counts() ? 0.0f : found.sum;
   const float cutoff = cutoff_of(its, stats, out);
   if (cutoff != cutoff) return;
 #pragma unroll 1
-  for (int block = warp; block < n; block += num_warps()) {
-    const float top = simt::read(&memory.tops[block]);
+  for (int block = warp(); block < n; block += num_warps()) {
+    const float top = simt::read(&its.tops[block]);
     float kept = 0.0f;
     if (top >= cutoff) {
       const auto x = Rows::load(row, block);
-      kept = sum_of_weights([&](int k) { return x[k] >= cutoff ? x[k] : -INFINITY; }, top, scale);
+      kept = sum_of_weights([&](int k) { return x[k] >= cutoff ? x[k] : -INFINITY; }, top, its.temperature.scale);
     }
     if (lane() == 0) simt::write(&stats[block], Stats{top, kept});
   }
   simt::sync_block();
-  if (warp != 0) return;
-  found = merged(stats, n, inverse_temperature, scale);
+  if (warp() != 0) return;
+  found = merged(stats, n, its.temperature);
   found.cutoff = cutoff;
   if (simt::thread() == 0) simt::write(out, found);
 }

@@ -8,31 +8,29 @@ namespace specdec::cuda {
 // What every thread of a block knows of its sequence.
 template <class Rows>
 struct Sequence {
-  const StepWork& work;
+  const Work& work;
   StepMemory memory;
-  int64_t b;
+  uint32_t b;
   int limit;  // how many of its drafts count
-  float temperature, inverse_temperature, scale;
+  Temperature temperature;
 
   // `copy`: of the memory, for this block of threads.
-  SPECDEC_DEVICE Sequence(const StepWork& work, int64_t b, int copy)
-      : work(work), b(b), limit(work.limit(b)), temperature(work.params.sampling.temperature[b]) {
-    const int64_t at = (b * kStepMemories + copy) * work.memory_size();
+  SPECDEC_DEVICE Sequence(const Work& work, uint32_t b, int copy)
+      : work(work), b(b), limit(work.limit(b)), temperature(work.temperature(b)) {
+    const int64_t at = (int64_t{b} * kStepMemories + copy) * work.memory_size();
     // Kernels for plain rows need not ask, so that their compiler sees that it is shared memory.
     char* memory_of_block = simt::shared_memory();
     if (Rows::kAny && work.scratch.own != nullptr) memory_of_block = work.scratch.own + at;
     Arena arena(memory_of_block);
     memory = StepMemory::cut(arena, work.k(), work.n);
-    inverse_temperature = temperature == 0.0f ? 0.0f : 1.0f / temperature;
-    scale = inverse_temperature * kLog2e;
   }
 
-  SPECDEC_DEVICE bool greedy() const { return temperature == 0.0f; }
+  SPECDEC_DEVICE bool greedy() const { return temperature.greedy(); }
   SPECDEC_DEVICE const SpeculativeStepParams& params() const { return work.params; }
   SPECDEC_DEVICE Row target_row(int j) const { return work.target_row(b, j); }
   SPECDEC_DEVICE Row draft_row(int j) const { return work.draft_row(b, j); }
   SPECDEC_DEVICE Noise noise(int j) const { return work.noise(b, j); }
-  SPECDEC_DEVICE const Stats* stats(int i) const { return work.scratch.stats + work.place(b, i); }
+  SPECDEC_DEVICE const Stats* stats(int i) const { return work.stats(b, i); }
   SPECDEC_DEVICE RowStats row(int i) const { return simt::read(&memory.rows[i]); }
   // Whether q is given by logits; else drafts are one-hot.
   SPECDEC_DEVICE bool has_q() const { return params().draft.data != nullptr; }
@@ -73,10 +71,12 @@ struct Sequence {
       }
       simt::write(&memory.examined[j], seen);
       if (params().draft_lse == nullptr || j == limit) continue;
-      // An lse of NaN means that draft_step found none.
-      const int64_t at = b * work.k() + j;
-      const float lse = params().draft_lse[at];
-      simt::write(&memory.rows[work.k() + 1 + j], RowStats{lse, lse, params().draft_cutoff[at], 0.0f});
+      // An lse of NaN means that draft_step found none. The largest logit is not known; this is a little less, where
+      // lse is large.
+      const int64_t at = int64_t{b} * work.k() + j;
+      const float lse = params().draft_lse[at], largest = temperature.value * lse;
+      simt::write(&memory.rows[work.k() + 1 + j],
+                  RowStats{largest - 0x1p-21f * fabsf(largest), lse, params().draft_cutoff[at], 0.0f});
     }
     simt::sync_block();
   }
@@ -84,15 +84,13 @@ struct Sequence {
   // By the threads of a block, when rows are measured: the statistics of the target's first `count` rows, and of the
   // draft's beside them. If `examines`, also what they say of the drafts. Ends with a barrier.
   SPECDEC_DEVICE void merge_rows(int count, bool examines) const {
-    const bool weighs = weighs_drafts(params()) && examines;
+    const bool weighs = work.weighs_drafts() && examines;
 #pragma unroll 1
     for (int j = warp(); j < count; j += num_warps()) {
       const int last = weighs && j < limit ? work.k() + 1 + j : j;
 #pragma unroll 1
       for (int i = j; i <= last; i += work.k() + 1) {
-        const RowStats found = work.scratch.rows != nullptr
-                                   ? simt::fresh(&work.scratch.rows[b * work.rows() + i])
-                                   : merged(stats(i), work.blocks(i), inverse_temperature, scale);
+        const RowStats found = row_stats(work, b, i, temperature);
         if (lane() == 0) simt::write(&memory.rows[i], found);
       }
       if (!examines || lane() != 0) continue;
@@ -106,18 +104,17 @@ struct Sequence {
   // Makes logits log-probabilities.
   SPECDEC_DEVICE Examined examine(int j, Examined seen) const {
     const RowStats p = row(j);
-    if (const int32_t fault = row_fault(p.max); fault != 0) {
+    if (const int32_t fault = p.fault(temperature); fault != 0) {
       return {-INFINITY, -INFINITY, 0.0f, static_cast<int16_t>(fault), kDone};
     }
     if (seen.state != kRecover) return seen;
-    const Distribution of_p = {inverse_temperature, p.lse, p.cutoff};
-    seen.p = log_probability(seen.p, of_p);
+    seen.p = log_probability(seen.p, p.distribution(temperature));
     if (!has_q()) return seen;
     const RowStats q = q_of(j);
-    if (const int32_t fault = row_fault(q.max); fault != 0) {
+    if (const int32_t fault = work.weighs_drafts() ? q.fault(temperature) : row_fault(q.lse); fault != 0) {
       return {-INFINITY, -INFINITY, 0.0f, static_cast<int16_t>(fault << kDraftFlagShift), kDraw};
     }
-    seen.q = log_probability(seen.q, Distribution{inverse_temperature, q.lse, q.cutoff});
+    seen.q = log_probability(seen.q, q.distribution(temperature));
     if (seen.q == -INFINITY) seen.flags = kDraftZeroProbability;
     return seen;
   }
@@ -126,19 +123,37 @@ struct Sequence {
 
   // p or q of a logit.
   SPECDEC_DEVICE float probability(float logit, RowStats row) const {
-    const float p = simt::exp2_of(fmaf(logit, scale, -row.lse * kLog2e));
+    const float p = simt::exp2_of(fmaf(logit, temperature.scale, -row.lse * kLog2e));
     return logit >= row.cutoff ? p : 0.0f;
+  }
+
+  // Where rounding lse is worth nats, only the largest logit has any probability, which is 1.
+  SPECDEC_DEVICE static bool large(RowStats row) { return fabsf(row.lse) > 0x1p23f; }
+  SPECDEC_DEVICE float probability_in_p(float logit, RowStats p) const {
+    return large(p) ? (logit >= p.max ? 1.0f : 0.0f) : probability(logit, p);
+  }
+
+  // The distribution of q for residuals, of which a q of 1 leaves nothing, nor does an infinite one. Of a one-hot q,
+  // the draft has the logit 0, and no other token any.
+  SPECDEC_DEVICE RowStats subtracted(int j) const {
+    if (!has_q()) return {0.0f, 0.0f, -INFINITY, 0.0f};
+    const RowStats q = q_of(j);
+    return large(q) ? RowStats{q.max, -INFINITY, q.max, 0.0f} : q;
   }
 
   // By a warp: the mass of max(0, w p - q) in a block of row j, which has a draft.
   SPECDEC_DEVICE float residual_mass(int j, float w, int block) const {
-    const RowStats of_p = row(j), of_q = has_q() ? q_of(j) : RowStats{0.0f, 0.0f, -INFINITY, 0.0f};
+    const RowStats of_p = row(j), of_q = subtracted(j);
+    float even = 0.0f, odd = 0.0f;
+    if (large(of_p)) {
+#pragma unroll 1
+      for (int i = lane(); i < kBlock; i += kWarp) even += token_weight(j, w, true, int64_t{block} * kBlock + i);
+      return simt::reduce(even, Sum());
+    }
     const typename Rows::Block p = Rows::load(target_row(j), block);
-    // Of a one-hot q, the draft has the logit 0, and no other token any.
     const typename Rows::Block q =
         has_q() ? load_q(j, block) : Rows::Block::only(work.drafts(b)[j] - int64_t{block} * kBlock);
     const auto weight = [&](int i) { return residual(w * probability(p[i], of_p), probability(q[i], of_q)); };
-    float even = 0.0f, odd = 0.0f;
 #pragma unroll
     for (int i = 0; i < kEach; i += 2) even += weight(i), odd += weight(i + 1);
     return simt::reduce(even + odd, Sum());
@@ -146,10 +161,11 @@ struct Sequence {
 
   // The weight of a token of row j: in max(0, w p - q), or in p.
   SPECDEC_DEVICE float token_weight(int j, float w, bool in_residual, int64_t token) const {
-    const float p = w * probability(Rows::logit(target_row(j), token), row(j));
+    if (token >= params().vocabulary) return 0.0f;
+    const float p = w * probability_in_p(Rows::logit(target_row(j), token), row(j));
     if (!in_residual) return p;
     if (!has_q()) return residual(p, token == work.drafts(b)[j] ? 1.0f : 0.0f);
-    return residual(p, probability(draft_logit(j, token), q_of(j)));
+    return residual(p, probability(draft_logit(j, token), subtracted(j)));
   }
 
   // By a warp: the logits in draft row j of a block of the target's tokens.
@@ -180,11 +196,8 @@ struct Sequence {
     return q;
   }
 
-  // The joint ratio of a prefix of joint ratio `w` and draft j. Once it is 0, it stays so.
-  SPECDEC_DEVICE float joint(float w, int j) const {
-    const float longer = w > 0.0f ? w * simt::read(&memory.ratio[j]) : 0.0f;
-    return longer < 1.0f ? longer : 1.0f;
-  }
+  // The joint ratio of a prefix of joint ratio `w` and draft j.
+  SPECDEC_DEVICE float joint(float w, int j) const { return joint_ratio(w, simt::read(&memory.ratio[j])); }
 
   // Rule `block`: the longest prefix whose joint ratio is 1, which is kept whatever the residuals are.
   SPECDEC_DEVICE int surely_kept() const {

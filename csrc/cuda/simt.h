@@ -163,6 +163,13 @@ SPECDEC_DEVICE float exp2_of(float x) {
 // a / b for b between 2^-126 and 2^126, within 2 units in the last place.
 SPECDEC_DEVICE float quotient(float a, float b) { return __fdividef(a, b); }
 
+// 1 / x within a unit in the last place, for x between 2^-126 and 2^126; infinity for 0.
+SPECDEC_DEVICE float reciprocal(float x) {
+  float result;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
 // The larger one of two numbers; NaN if one of them is NaN.
 SPECDEC_DEVICE float larger(float a, float b) {
   float result;

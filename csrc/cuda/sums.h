@@ -15,7 +15,7 @@ SPECDEC_KERNEL(sums_kernel, kSumsThreads,
                (Rows::kAny     ? 1
                 : Rows::kSmall ? 4
                                : 2),
-               StepWork) {
+               Work) {
   simt::start_next_launch();
   const Sequence<Rows> s(params, params.first + simt::block_y(), simt::block_x());
   s.look_at_drafts();
@@ -29,7 +29,7 @@ SPECDEC_KERNEL(sums_kernel, kSumsThreads,
     for (int block = part; block < params.n; block += simt::blocks_x() * warps) {
       const float mass = s.residual_mass(j, w, block);
       if (lane() == 0) {
-        simt::write(&params.scratch.masses[(s.b * params.k() + j) * params.n + block], mass);
+        simt::write(&params.masses(s.b, j)[block], mass);
       }
     }
   });

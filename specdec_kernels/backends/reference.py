@@ -101,7 +101,7 @@ def draft_step_with_margin(logits, sampling, drafts, d2t, allowed, seed, positio
     drafts = torch.empty((len(seed), 0), dtype=torch.int64, device=seed.device) if drafts is None else drafts
     greedy, ids = sampling.temperature == 0, torch.arange(logits.shape[1], device=logits.device) if d2t is None else d2t
     x = adjusted(logits, sampling, position, drafts, d2t, allowed)
-    status = row_status(x, DRAFT_STATUS)
+    status = row_status(x, sampling.temperature, DRAFT_STATUS)
     bad = status != 0
     x = torch.where(bad[:, None], 0.0, x)
     q = distribution(x, sampling)
@@ -148,10 +148,11 @@ class _Verification:
         num_emitted = (self.tokens >= 0).sum(1).to(torch.int32)
         columns, dtype = self.rows if self.wants_log_probs else 0, statistics_dtype(self.target)
         logs = torch.full((2, self.batch, columns), torch.nan, dtype=dtype, device=self.tokens.device)
+        plain = self.sampling._replace(temperature=torch.ones_like(self.sampling.temperature), filters=None)
         for j in range(columns):
             _, p = self.target_row(j)
-            raw = self.target[:, j].double().log_softmax(-1)
-            for log, out in zip((p.log_probability, raw), logs, strict=True):
+            raw = distribution(self.target[:, j].to(dtype), plain)
+            for log, out in zip((p.log_probability, raw.log_probability), logs, strict=True):
                 of_token = log.gather(1, self.tokens[:, j : j + 1].clamp(min=0)).squeeze(-1)
                 out[:, j] = torch.where(self.tokens[:, j] >= 0, of_token, torch.nan)
         return (self.tokens, self.num_accepted, self.status, num_emitted, *(log.clone() for log in logs)), self.margin
@@ -160,7 +161,7 @@ class _Verification:
         """(status flags, p) of row j. A row that has no distribution gets a uniform p, which is not used."""
         allowed = None if self.allowed is None else self.allowed[:, j]
         x = adjusted(self.target[:, j], self.sampling, self.position, self.drafts[:, :j], allowed=allowed)
-        fault = row_status(x, TARGET_STATUS)
+        fault = row_status(x, self.sampling.temperature, TARGET_STATUS)
         return fault, distribution(torch.where((fault != 0)[:, None], 0.0, x), self.sampling)
 
     def draft_row(self, j: int, wanted):
@@ -178,7 +179,7 @@ class _Verification:
         allowed = self.allowed[:, j] if self.allowed is not None and j < self.masked_drafts else None
         logits = adjusted(self.draft[:, j], self.sampling, self.position, self.drafts[:, :j], self.d2t, allowed)
         cutoff, lse = (None if s is None else s[:, j] for s in self.stats)
-        fault = row_status(logits, DRAFT_STATUS)
+        fault = row_status(logits, self.sampling.temperature, DRAFT_STATUS)
         if lse is not None:  # draft_step returns NaN for a row that has no distribution
             fault = torch.where(lse.isnan() & (fault == 0), int(Status.DRAFT_NAN), fault)
         fault = torch.where(wanted & ~self.greedy, fault, 0).to(torch.int32)
@@ -263,7 +264,8 @@ class _Verification:
             faulty_of.append(fault != 0)
             p_of.append(p)
             x_of.append((drafted, x))
-            w = torch.where(zero_q, 0.0, (w * ratio).clamp(max=1.0))
+            # 0 stays 0, even if the ratio is infinite.
+            w = torch.where(zero_q | (w == 0), 0.0, (w * ratio).clamp(max=1.0))
             walking = drafted & ~zero_q
         passed = torch.stack(passed_of)
         passed[0] = True

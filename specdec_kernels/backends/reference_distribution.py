@@ -73,12 +73,14 @@ def adjusted(
     return x
 
 
-def row_status(logits: torch.Tensor, flags: tuple[Status, Status, Status]) -> torch.Tensor:
-    """[B] int32: why each of [B, V] rows has no distribution; 0 if it has one. NaN takes precedence over +inf."""
+def row_status(x: torch.Tensor, temperature: torch.Tensor, flags: tuple[Status, Status, Status]) -> torch.Tensor:
+    """[B] int32: why each of [B, V] adjusted rows has no distribution; 0 if it has one. NaN takes precedence over +inf,
+    which l / T is also where the dtype of statistics has no such number."""
     nan, infinity, empty = map(int, flags)
-    fault = torch.where(logits.isneginf().all(-1), empty, 0)
-    fault = torch.where(logits.isposinf().any(-1), infinity, fault)
-    return torch.where(logits.isnan().any(-1), nan, fault).to(torch.int32)
+    scaled = (x.double() / torch.where(temperature == 0, 1.0, temperature.double())[:, None]).to(x.dtype)
+    fault = torch.where(scaled.isneginf().all(-1), empty, 0)
+    fault = torch.where(scaled.isposinf().any(-1), infinity, fault)
+    return torch.where(scaled.isnan().any(-1), nan, fault).to(torch.int32)
 
 
 def cutoff_of(x: torch.Tensor, temperature: torch.Tensor, filters: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -43,7 +43,7 @@ def draft_children_with_margin(logits, sampling, drafts, d2t, seed, position, of
     drafts = torch.empty((len(seed), 0), dtype=torch.int64, device=seed.device) if drafts is None else drafts
     ids = torch.arange(logits.shape[1], device=logits.device) if d2t is None else d2t
     x = adjusted(logits, sampling, position, drafts, d2t)
-    status = row_status(x, DRAFT_STATUS)
+    status = row_status(x, sampling.temperature, DRAFT_STATUS)
     bad = status != 0
     x = torch.where(bad[:, None], 0.0, x)
     if not sampled:  # at temperature 0, children are those of temperature 1 without filters
@@ -196,13 +196,13 @@ class _Tree:
     def target_row(self, row: int):
         """(status flags, p) of a row. A row that has no distribution gets a uniform p, which is not used."""
         x = adjusted(self.target[:, row], self.sampling, self.position, self.drafts[:, self.nodes[row]])
-        fault = row_status(x, TARGET_STATUS)
+        fault = row_status(x, self.sampling.temperature, TARGET_STATUS)
         return fault, distribution(torch.where((fault != 0)[:, None], 0.0, x), self.sampling)
 
     def draft_row(self, row: int):
         """(status flags, q over the target's vocabulary, margin) of what the children of a row were drawn from."""
         x = adjusted(self.draft[:, row], self.sampling, self.position, self.drafts[:, self.nodes[row]], self.d2t)
-        fault = row_status(x, DRAFT_STATUS)
+        fault = row_status(x, self.sampling.temperature, DRAFT_STATUS)
         q = distribution(torch.where((fault != 0)[:, None], 0.0, x), self.sampling)
         ids = torch.arange(self.vocabulary, device=x.device) if self.d2t is None else self.d2t
         whole = torch.zeros((self.batch, self.vocabulary), dtype=torch.float64, device=x.device)

@@ -146,7 +146,8 @@ def random_sizes(rng: random.Random, limits: Limits) -> tuple[int, int, int]:
 def random_logits(
     rng: random.Random, generator: torch.Generator, batch: int, num_drafts: int, vocabulary: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Target [B, K+1, V] and draft [B, K, V], float32; at |logits| a float32 kernel can still resolve."""
+    """Target [B, K+1, V] and draft [B, K, V], float32; at |logits| a float32 kernel can still resolve, or so large that
+    it can tell the largest alone from the others."""
     shape, like = (batch, num_drafts + 1, vocabulary), {"generator": generator, "device": generator.device}
     target = rng.choice((0.1, 1.0, 2.0, 4.0)) * torch.randn(shape, **like)
     kind = rng.choice(("plain", "plain", "peaked", "tied"))
@@ -157,7 +158,9 @@ def random_logits(
     elif kind == "tied":
         target.round_()
     sign, noise = rng.choice(((1, 1.0), (1, 0.1), (1, 0.0), (-1, 0.5)))
-    return target, sign * target[:, :-1] + noise * torch.randn((batch, num_drafts, vocabulary), **like)
+    draft = sign * target[:, :-1] + noise * torch.randn((batch, num_drafts, vocabulary), **like)
+    size = 10 ** rng.uniform(9, 39) if rng.random() < 0.08 else 1.0
+    return target * size, draft * size
 
 
 CORNERS = ("none", "none", "none", "masks", "same_masks", "faults")

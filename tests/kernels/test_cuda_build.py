@@ -20,7 +20,7 @@ ASKED = os.environ.get("TORCH_CUDA_ARCH_LIST", "").replace(";", " ").split()
 ARCHITECTURES = {f"sm_{each.removesuffix('+PTX').replace('.', '')}" for each in ASKED} or {
     "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120",
 }  # fmt: skip
-NAMES = ("measure", "measure_any", "select", "sums", "race", "decide", "draft", "linear")
+NAMES = ("measure", "select", "sums", "race", "decide", "draft", "linear")
 KERNELS = {f"{name}_kernel" for name in NAMES}
 
 pytestmark = [pytest.mark.nvcc, pytest.mark.skipif(NVCC is None, reason="nvcc is not there")]

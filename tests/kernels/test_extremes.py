@@ -87,6 +87,49 @@ def test_biases(backend, bias):
             assert drawn.log_q.tolist() == [0.0] * B
 
 
+@pytest.mark.parametrize("filtered", [False, True])
+@pytest.mark.parametrize("temperature", [1e-3, 0.7, 1.0, 1e3])
+@pytest.mark.parametrize("large", [1e6, 3e9, 1e20, 3.2e38])
+def test_logits_beyond_what_float32_resolves(backend, large, temperature, filtered):
+    """The largest logit has probability 1, and where l / T is no number of float32 any more, the row has a fault."""
+    rows = torch.tensor(
+        [[-1.0, 0.0, large, 1.0], [large, -large, large / 2, 7.0], [-large, -large, -large, -large / 2]]
+    )
+    device, limit = device_of(backend), torch.finfo(torch.float32).max
+    filters = {"top_k": (0, 2, 0), "top_p": (0.9, 1.0, 1.0), "min_p": (0.0, 0.0, 0.5)}
+    filters = {name: torch.tensor(values, device=device) for name, values in filters.items()}
+    params = SamplingParams(temperature=temperature, **filters if filtered else {})
+    common = {"params": params, "seed": 5, "position": 3, "backend": backend}
+    scaled = (rows.double().amax(-1) / temperature).tolist()
+    faults = [int(Status.TARGET_POSITIVE_INFINITY) if x > limit else int(Status.TARGET_EMPTY) if x < -limit else 0
+              for x in scaled]  # fmt: skip
+    best = [token if fault == 0 else -1 for token, fault in zip((2, 0, 3), faults, strict=True)]
+    drawn = draft_step(rows.to(device), offset=0, **common)
+    assert drawn.tokens.tolist() == best and drawn.status.tolist() == [8 * fault for fault in faults]
+    for rule, draft in (("token", 1), ("token", 2), ("block", 1), ("block", 2), ("coupled", 1)):
+        drafts, q = torch.full((3, 1), draft), torch.zeros(3, 1, 4)
+        target = torch.stack([rows, torch.zeros_like(rows)], 1)
+        out = speculative_step(
+            target.to(device), drafts.to(device), None if rule == "coupled" else q.to(device), rule=rule,
+            log_probs=True, **common,
+        )  # fmt: skip
+        assert out.tokens[:, 0].tolist() == best and out.status.tolist() == faults, rule
+        assert out.log_probs[:, 0].nan_to_num(0.0).tolist() == [0.0] * 3, rule
+
+
+@pytest.mark.parametrize("lowest", [-200.0, -2000.0])
+def test_a_ratio_beyond_float32_keeps_no_draft_after_an_impossible_one(backend, lowest):
+    """Rule `block`: the first draft has p(x) = 0, and the second p(x) / q(x) = infinity. 0 times that is 0."""
+    device = device_of(backend)
+    target, q = torch.zeros(64, 4, 4), torch.zeros(64, 3, 4)
+    target[:, 0, 0], target[:, 1, 1], q[:, 1, 1] = -INF, 50.0, lowest
+    out = speculative_step(
+        target.to(device), torch.tensor([[0, 1, 2]]).expand(64, 3).to(device), q.to(device), rule="block",
+        params=SamplingParams(), seed=torch.arange(64).to(device), position=3, backend=backend,
+    )  # fmt: skip
+    assert out.num_accepted.tolist() == [0] * 64 and (out.tokens[:, 0] > 0).all()
+
+
 def test_masked_tokens_stay_masked_where_denormal_numbers_are_zero():
     """On devices, and in threads, that take them for 0. At a higher temperature 1 / T would be one."""
     torch.set_flush_denormal(True)

@@ -23,19 +23,15 @@ def has(pattern: str) -> Callable[[sass.Block], bool]:
     return lambda block: any(re.match(pattern, i.opcode) for i in block.instructions)
 
 
-MEASURE = {
-    f"measure_kernel<{f}, {filters}>(Measuring)"
-    for f in ("BFloat16", "Float16", "Float32")
-    for filters in ("false", "true")
-}
+MEASURE = {f"measure_kernel<Plain<{f}, false>>(Work)" for f in ("BFloat16", "Float16", "Float32")}
 # The rules are 0 (`token`) and 1 (`block`); the mixes that matter most, how many kilobytes of code they may have, and
 # how many registers, so that two blocks of threads share a multiprocessor, of `select` three, of `sums` four.
 SMALL = {
-    "decide_kernel<Plain<BFloat16, true>, 0>(StepWork)": (48, 72),
-    "decide_kernel<Plain<Float16, true>, 0>(StepWork)": (48, 72),
-    "decide_kernel<Plain<BFloat16, true>, 1>(StepWork)": (55, 72),
-    "select_kernel<Plain<BFloat16, true>, StepWork>(StepWork)": (84, 80),
-    "sums_kernel<Plain<BFloat16, true>>(StepWork)": (26, 64),
+    "decide_kernel<Plain<BFloat16, true>, 0>(Work)": (48, 72),
+    "decide_kernel<Plain<Float16, true>, 0>(Work)": (48, 72),
+    "decide_kernel<Plain<BFloat16, true>, 1>(Work)": (55, 72),
+    "select_kernel<Plain<BFloat16, true>>(Work)": (84, 80),
+    "sums_kernel<Plain<BFloat16, true>>(Work)": (27, 64),
 }
 
 
@@ -46,7 +42,7 @@ def test_measuring_a_block_takes_few_instructions(tmp_path):
     for kernel in compiled(sorted(MEASURE), "sm_90a", tmp_path).values():
         run = sass.shortest_run(kernel.blocks, [has(r"LDG.*\.128"), has(r"MUFU\.EX2"), has("STG")], lambda _: False)
         assert sum(i.opcode == "MUFU.EX2" for i in run) >= 32  # of one block
-        assert 0 < len(run) <= 245 and kernel.spilled == 0, kernel.name
+        assert 0 < len(run) <= 246 and kernel.spilled == 0, kernel.name
         assert not [i for i in kernel.instructions if i.name in ("BAR", "LDS", "STS")], kernel.name
 
 

@@ -45,8 +45,8 @@ MUTATIONS: list[Mutation] = [
                 "verification.uniform_at(sequence.b, sequence.length) <\n        keep",
             ),
             "block-forgets-the-joint-ratio": (
-                "joint_ratio(sequence.w.back(), row.log_p_x",
-                "joint_ratio(1.0f, row.log_p_x",
+                "joint_ratio(sequence.w.back(), ratio(row.log_p_x",
+                "joint_ratio(1.0f, ratio(row.log_p_x",
             ),
             "block-shortest-prefix": ("    --sequence.length;\n    shorten(", "    sequence.length = 0;\n    shorten("),
         },
@@ -86,8 +86,8 @@ MUTATIONS: list[Mutation] = [
             "tree-block-tests-with-the-first-ratio": ("place.siblings.h = sequence.h;", "place.siblings.h = 1.0f;"),
             "tree-recovers-from-p": ("place.rejected.empty() ? draw(", "place.rejected.size() < 99 ? draw("),
             "tree-draft-fault-unseen": (
-                "if (const int32_t fault = row_fault(place.q.max)) {",
-                "if (const int32_t fault = 0 * row_fault(place.q.max)) {",
+                "if (const int32_t fault = row_fault(place.q.max, place.q.inverse_temperature)) {",
+                "if (const int32_t fault = 0 * row_fault(place.q.max, place.q.inverse_temperature)) {",
                 "tests/kernels/test_trees_corners.py -k cpu",
             ),
         },

@@ -8,6 +8,11 @@ MUTATIONS: list[Mutation] = [
         "tests/simt/test_simt.py -k anywhere",
         {
             "cuda-shifted-rows-lose-a-word": ("both[k] = (shift & 4) != 0 ? both[k + 1] : both[k];", ";"),
+            "cuda-large-logits-overflow": (
+                "scale = fminf(scale, as_float(",
+                "scale = fmaxf(scale, 0.0f * as_float(",
+                "tests/kernels/test_extremes.py -k 'beyond_what and cuda'",
+            ),
             "cuda-the-last-logit-of-a-row-is-left-out": (
                 "if (place < left) all = Format::bits",
                 "if (place + 1 < left) all = Format::bits",
@@ -20,8 +25,8 @@ MUTATIONS: list[Mutation] = [
         "tests/simt/test_best_first.py::test_each_sequence_has_the_rows_that_its_drafts_lead_to",
         {
             "cuda-rows-that-drafts-lead-to-are-not-measured": (
-                "after > 0 && after > params.num_drafts[b]",
-                "after > 0 && after >= params.num_drafts[b]",
+                "|| !params.used(b, i)) return;",
+                "|| !params.used(b, i + 1)) return;",
             ),
         },
     ),
@@ -30,15 +35,18 @@ MUTATIONS: list[Mutation] = [
         "tests/kernels/test_parity.py -k cuda",
         {
             "cuda-masks-count-beside-a-table-only": (
-                "  SPECDEC_HD bool adjusts() const { return params.sampling.has_table || params.allowed.words != nullptr; }\n"
-                "  // Whether kernels for plain rows can do it.\n  bool plain() const {\n    const bool other_q",
-                "  SPECDEC_HD bool adjusts() const { return params.sampling.has_table; }\n"
-                "  // Whether kernels for plain rows can do it.\n  bool plain() const {\n    const bool other_q",
+                "return params.sampling.has_table || params.allowed.words != nullptr;",
+                "return params.sampling.has_table;",
                 "tests/kernels/test_allowed.py -k cuda",
             ),
             "cuda-statistics-of-drafts-over-the-targets": (
-                ": of_target + int64_t{i - k() - 1} * draft_n);",
-                ": int64_t{i - k() - 1} * draft_n);",
+                "return uint64_t{b} * rows + i;",
+                "return uint64_t{b} * (k() + 1) + i % (k() + 1);",
+            ),
+            "cuda-penalties-of-other-drafts-of-the-step": (
+                "work.drafted = draft.drafts == nullptr ? 0 : draft.offset;",
+                "work.drafted = 0;",
+                "tests/kernels/test_penalties.py -k cuda",
             ),
         },
     ),
@@ -74,7 +82,7 @@ MUTATIONS: list[Mutation] = [
                 "if (best != 0 && bound * rounding >= 0.0f) break;",
             ),
             "cuda-no-mass-rejects-the-draft": (
-                "if (block < 0 && here.p > -INFINITY) {",
+                "if (block < 0 && possible(here.p)) {",
                 "if (block < 0 && here.p > INFINITY) {",
             ),
             "cuda-joint-tests-with-the-ratio-alone": (

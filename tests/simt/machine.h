@@ -190,6 +190,7 @@ inline int lowest_bit(uint32_t bits) { return __builtin_ctz(bits); }
 inline float exp2_of(float x) { return x < -126.0f ? 0.0f : exp2f(x); }
 
 inline float quotient(float a, float b) { return a / b; }
+inline float reciprocal(float x) { return 1.0f / x; }
 
 inline uint32_t add(uint32_t* place, uint32_t value) {
   access(place, sizeof(value), Access::kAdd);

@@ -151,7 +151,9 @@ def weight(logit, reference, inverse_temperature):
 
 @triton.jit
 def log_probability(logit, inverse_temperature, lse, cutoff):
-    return tl.where(logit >= cutoff, tl.fma(logit, inverse_temperature, -lse), -INFINITY)
+    """log p(v) = l / T - lse. l / T is rounded as in lse: where it is so large that rounding is worth whole nats, the
+    largest logit would have any probability otherwise."""
+    return tl.where(logit >= cutoff, rounded_product(logit, inverse_temperature) - lse, -INFINITY)
 
 
 @triton.jit
@@ -242,7 +244,7 @@ def merge(block_max, block_sum, temperature, axis: tl.constexpr):
     logit; the masses of its blocks relative to the largest logit)."""
     largest = largest_of(block_max, axis)
     mass = block_sum * weight(block_max, tl.expand_dims(largest, axis), inverse(temperature))
-    lse = tl.fma(largest, inverse(temperature), tl.log(sum_of_masses(mass)))
+    lse = rounded_product(largest, inverse(temperature)) + tl.log(sum_of_masses(mass))
     return largest, tl.where(temperature == 0.0, largest, lse), mass
 
 
@@ -269,7 +271,8 @@ def min_p_cutoff(largest, temperature, min_p):
 
 @triton.jit
 def row_fault(largest):
-    """The target flag of a row with this largest logit; 0 if the row has a distribution."""
+    """The target flag of a row with this largest l / T, at temperature 0 its largest logit; 0 if the row has a
+    distribution."""
     fault = tl.where(largest == INFINITY, TARGET_POSITIVE_INFINITY, 0)
     fault = tl.where(largest == -INFINITY, TARGET_EMPTY, fault)
     return tl.where(largest != largest, TARGET_NAN, fault)
@@ -285,7 +288,7 @@ def accept(u, log_p, log_q):
 def joint_ratio(w, log_p, log_q):
     """Rule `block` (Sun et al., arXiv 2403.10444, Algorithm 2): the joint ratio of a prefix with joint ratio ``w`` and
     one more draft."""
-    longer = w * tl.exp(log_p - log_q)
+    longer = tl.where(w > 0.0, w * tl.exp(log_p - log_q), 0.0)  # 0 stays 0, even if the ratio is infinite
     return tl.where(longer < 1.0, longer, 1.0)
 
 

@@ -94,7 +94,8 @@ def decide_children_kernel(
     b = tl.program_id(0).to(tl.int64)
     j = b * 0 + depth
     largest, lse, cutoff, mass, block_max = load_row(rows, b, j, BLOCKS)
-    fault, temperature = row_fault(largest), tl.load(rows.sampling.temperature_ptr + b)
+    temperature = tl.load(rows.sampling.temperature_ptr + b)
+    fault = row_fault(largest * inverse(temperature))
     greedy = temperature == 0.0
     blocks = tl.arange(0, BLOCKS)
     inside = blocks < rows.num_blocks

@@ -60,7 +60,7 @@ def decide_draft_kernel(
     temperature = tl.load(rows.sampling.temperature_ptr + b)
     wait_for_earlier(DEPENDENT)
     largest, lse, cutoff, mass, block_max = load_row(rows, b, j, BLOCKS)
-    fault = row_fault(largest)
+    fault = row_fault(largest * inverse(temperature))
     token = tl.full([], -1, tl.int64)
     log_q = tl.full([], -INFINITY, tl.float32)
     if fault == 0:

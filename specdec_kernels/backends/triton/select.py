@@ -40,7 +40,7 @@ def select_row(rows, b, j, BLOCKS: tl.constexpr, TILE: tl.constexpr):
         rows.max_ptr, rows.sum_ptr, row * rows.num_blocks, rows.num_blocks, temperature, BLOCKS
     )
     counting, weighing, cutoff = top_k > 0.0, top_p < 1.0, tl.full([], -INFINITY, tl.float32)
-    if (temperature != 0.0) & (row_fault(largest) == 0) & (counting | weighing | (min_p > 0.0)):
+    if (temperature != 0.0) & (row_fault(largest * inverse(temperature)) == 0) & (counting | weighing | (min_p > 0.0)):
         least = min_p_cutoff(largest, temperature, min_p)
         low = tl.where(counting | weighing, nth_of(part_keys, tl.where(counting, top_k, LIKELY)), ordered_key(least))
         low = tl.maximum(low, LOWEST + 1)

@@ -105,7 +105,7 @@ def test_tree(step, b, depth, RULE: tl.constexpr, BLOCKS: tl.constexpr, NODES: t
     while state != DONE:
         if arrived:
             largest, p_lse, p_cutoff, block_mass, block_max = load_row(target, b, row, BLOCKS)
-            fault, weighed = row_fault(largest), zero
+            fault, weighed = row_fault(largest * inverse(tl.load(target.sampling.temperature_ptr + b))), zero
             status = status | fault
             first, flags = find_child(step, parents, tokens, row, child - 1, anything, NODES)
             if first < NODES:  # else there is no q

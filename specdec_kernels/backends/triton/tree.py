@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .core import DRAFT_OUT_OF_RANGE, TREE_WALK, row_fault
+from .core import DRAFT_OUT_OF_RANGE, TREE_WALK, inverse, row_fault
 from .draw import argmax, race_winner
 from .rows import load_limit, load_row, parent_of
 
@@ -46,7 +46,7 @@ def walk_tree(step, b, depth, raced, RULE: tl.constexpr, BLOCKS: tl.constexpr, N
     status, token = tl.full([], 0, tl.int32), tl.full([], -1, tl.int64)
     while walking:
         largest, lse, cutoff, mass, block_max = load_row(step.target, b, row, BLOCKS)
-        fault = row_fault(largest)
+        fault = row_fault(largest * inverse(temperature))
         status, token, walking = status | fault, tl.full([], -1, tl.int64), False
         if fault == 0:
             if RULE == TREE_WALK:

@@ -51,7 +51,7 @@ def load_q(step, b, j, BLOCKS: tl.constexpr):
         return tl.full([], 0.0, tl.float32), tl.full([], 0.0, tl.float32), tl.full([], 0, tl.int32)
     elif step.draft_lse_ptr is None:
         largest, lse, cutoff, mass, block_max = load_row(step.draft, b, j, BLOCKS)
-        return lse, cutoff, row_fault(largest)
+        return lse, cutoff, row_fault(largest * inverse(tl.load(step.draft.sampling.temperature_ptr + b)))
     else:
         # draft_step returns NaN for a row that has no distribution.
         lse = tl.load(step.draft_lse_ptr + b * step.num_drafts + j)

@@ -86,7 +86,7 @@ def load_q_stats(step, b, j, there, BLOCKS: tl.constexpr):
         return zero, zero, tl.zeros(j.shape, tl.int32)
     elif step.draft_lse_ptr is None:
         largest, lse, cutoff, block_max = load_rows(step.draft, b, j, there, BLOCKS)
-        return lse, cutoff, row_fault(largest)
+        return lse, cutoff, row_fault(largest * inverse(tl.load(step.draft.sampling.temperature_ptr + b)))
     else:
         # draft_step returns NaN for a row that has no distribution.
         lse = tl.load(step.draft_lse_ptr + b * step.num_drafts + j, mask=there, other=0.0)
@@ -116,7 +116,7 @@ def examine(
     wait_for_earlier(DEPENDENT)
 
     largest, p_lse, p_cutoff, block_max = load_rows(target, b, row, needed, BLOCKS)
-    fault = row_fault(largest)
+    fault = row_fault(largest * inverse_temperature)
     flags = tl.where(fault == 0, flags, fault)
     greedy = temperature == 0.0
     picked, state = tl.full([ROWS], -1, tl.int64), tl.full([ROWS], DONE, tl.int32)
