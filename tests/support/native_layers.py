@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import pytest
 import torch
-from specdec.models import decoder_layers
+from specdec.models import norms
 from specdec.models.decoder_layers import NativeLayer, with_native_layers
 from specdec.models.native_parts import with_native_parts
 from torch import nn
@@ -39,6 +39,6 @@ def noted_sums(monkeypatch: pytest.MonkeyPatch) -> list[tuple[torch.Tensor, torc
         made.append(own(*args, **kwargs))
         return made[-1]
 
-    own = decoder_layers.add_rms_norm
-    monkeypatch.setattr(decoder_layers, "add_rms_norm", noted)
+    own = norms.add_rms_norm
+    monkeypatch.setattr(norms, "add_rms_norm", noted)
     return made

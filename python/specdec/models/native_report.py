@@ -14,8 +14,9 @@ from .beside import all_beside
 from .cached_model import CachedModel
 from .decoder_layers import NativeLayer, with_native_layers
 from .linear import NativeLinear
-from .native_parts import NativeAngles, NativeGated, NativeRMSNorm
+from .native_parts import NativeAngles, NativeGated
 from .native_setting import SETTING, is_wanted
+from .norms import NativeRMSNorm
 from .product import MOST_ROWS, UNIT, has_kernel
 
 
