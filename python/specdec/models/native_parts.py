@@ -1,5 +1,5 @@
 """Norms, rotary embeddings and gated layers of a model, by operations of our own: on a CPU (csrc/cpu/elementwise.cpp),
-and of a step on a GPU, but for angles, by Triton.
+and of a step on a GPU by Triton.
 
 What a module or a function computes is found by trying it: one that gives what our operation gives, for numbers of many
 sizes, is exchanged, whatever its code is.
@@ -121,10 +121,10 @@ class NativeAngles:
 
     def forward(self: Any, x: torch.Tensor, position_ids: torch.Tensor, layer_type: str | None = None):
         kind = "" if layer_type is None else f"{layer_type}_"
-        if not is_ours(x) or position_ids.dim() != 2:
+        if not computes(x) or position_ids.dim() != 2:
             return super().forward(x, position_ids, *([] if layer_type is None else [layer_type]))  # type: ignore[misc]
         scale = getattr(self, f"{kind}attention_scaling")
-        return rope_angles(position_ids, getattr(self, f"{kind}inv_freq"), scale=scale)
+        return rope_angles(position_ids, getattr(self, f"{kind}inv_freq"), scale=scale, dtype=x.dtype)
 
 
 def _angles(module: nn.Module) -> nn.Module | None:
@@ -153,7 +153,8 @@ def _computes_angles(module: nn.Module, fast: nn.Module, kind: str, more: Sequen
     types = of_kind if isinstance(of_kind, dict) else {"": of_kind}
     if not {*types.values()}.isdisjoint(("dynamic", "longrope")) or getattr(module, f"{kind}inv_freq").dim() != 1:
         return False
-    x, positions = torch.zeros(1, 1, 1), torch.tensor([[0, 1, 7, 100, 2047]])
+    device = getattr(module, f"{kind}inv_freq").device
+    x, positions = torch.zeros(1, 1, 1, device=device), torch.tensor([[0, 1, 7, 100, 2047]], device=device)
     given = [kind.removesuffix("_")] if more else []
     try:
         with torch.no_grad():
