@@ -15,7 +15,7 @@ from .copied_modules import reclass, with_modules
 from .deferred import computed
 from .linear import LastLinear, NativeLinear
 from .merged import MergedLinear
-from .norms import NativeRMSNorm, deferred_sum
+from .norms import NativeRMSNorm, deferred_sum, passes
 
 M = TypeVar("M", bound=nn.Module)
 _LAST = ("o_proj", "down_proj")  # as transformers names what ends a branch
@@ -58,9 +58,9 @@ def _as_native(layer: nn.Module) -> nn.Module | None:
     if branches is None:
         return None
     ours = [part for part in branches.parts if _is_ours(layer._modules[part.module])]
-    ends = {id(layer._modules[part.module]) for part in ours if part.after is None}
-    fast = with_modules(layer, lambda module: _with_last(module) if id(module) in ends else None)
-    fast = copy.copy(fast)
+    afters = {part.module: layer._modules.get(part.after or "") for part in ours}
+    ends = {id(layer._modules[name]) for name, after in afters.items() if after is None or passes(after)}
+    fast = copy.copy(with_modules(layer, lambda module: _with_last(module) if id(module) in ends else None))
     reclass(fast, NativeLayer, branches=branches, defers=frozenset(part.norm for part in ours))
     return fast
 

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from .beside import BESIDE, Beside, Names, all_beside, beside_in
-from .copied_modules import with_modules
+from .copied_modules import is_hooked, with_modules
 from .linear import is_plain
 from .native_setting import is_wanted
 from .prefill import is_out_of_memory
@@ -107,7 +107,7 @@ def gated_together(
     """Returns ``activation(gate(x)) * up(x)`` as one product, if these two are one and its kernel gates."""
     own = vars(gate).get("beside")
     merged = own.compute if isinstance(own, Beside) and own.layers == [gate, up] else None
-    if not isinstance(merged, _Product) or not merged.is_one or gate._forward_hooks or up._forward_hooks:
+    if not isinstance(merged, _Product) or not merged.is_one or is_hooked(gate) or is_hooked(up):
         return None
     return gated_product(x, merged.weight.tensor, merged.biases, activation)
 

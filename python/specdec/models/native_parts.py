@@ -21,7 +21,7 @@ from specdec_kernels import MOST_ATTENDING, gated, rope_angles, rotate
 
 from .copied_modules import reclass, with_globals, with_modules
 from .deferred import deferred_rotation
-from .linear import has_native, is_ours
+from .linear import has_native
 from .merged import gated_together
 from .native_setting import is_wanted
 from .norms import computes, native_norm

@@ -13,10 +13,10 @@ from torch import nn
 
 from specdec_kernels import add_rms_norm, rms_norm
 
-from .copied_modules import reclass
+from .copied_modules import is_hooked, reclass
 from .deferred import Deferred, computed, settle, source_of
 from .linear import is_ours
-from .product import added_product, deferred_norm
+from .product import DEVICE, added_product, deferred_norm
 
 _EPSILONS = ("variance_epsilon", "eps", "epsilon")
 _SIZE = 64  # of what is tried
@@ -38,6 +38,8 @@ class Sum(NamedTuple):
 def deferred_sum(x: torch.Tensor, delta: torch.Tensor, after: nn.Module | None) -> torch.Tensor:
     """Returns ``x + after(delta)``: computed by the product that delta is, or else left to the norm that follows."""
     x = computed(x)
+    if after is not None and passes(after):
+        after = None
     if after is None and (total := added_product(x, delta)) is not None:
         return total
     delta, own = computed(delta), after if isinstance(after, NativeRMSNorm) else None
@@ -46,6 +48,11 @@ def deferred_sum(x: torch.Tensor, delta: torch.Tensor, after: nn.Module | None) 
     added = Sum(x, delta, own)
     fits = computes(x) and (delta.shape, delta.dtype, delta.device) == (x.shape, x.dtype, x.device)
     return Deferred.of(x, added.alone, added) if fits else added.alone()
+
+
+def passes(module: nn.Module) -> bool:
+    """Whether a module gives what it is given: dropout, outside of training."""
+    return type(module) is nn.Dropout and not (module.training or is_hooked(module))
 
 
 class NativeRMSNorm:
@@ -74,18 +81,15 @@ class NativeRMSNorm:
         return normed
 
     def before(self: Any, x: torch.Tensor) -> torch.Tensor:
-        """Returns the norm of x, left to the products of it where these can compute it. Nobody else's code may expect
-        to run when the norm is called."""
+        """Returns the norm of x, left to the products of it where these can compute it."""
         weight, epsilon = self.numbers()
-        is_hooked = self._forward_hooks or self._forward_pre_hooks
-        if is_hooked or weight is None or isinstance(source_of(x), Sum):
+        if weight is None or isinstance(source_of(x), Sum) or is_hooked(self):
             return self(x)
         return deferred_norm(computed(x), weight, epsilon, self.form(), functools.partial(self, x))
 
     def joins(self: Any, x: torch.Tensor) -> bool:
-        """Whether it can be computed by the sum of which x is a part, with the same condition."""
-        weighted = self.numbers()[0] is not None
-        return weighted and self.computes(x) and not self._forward_hooks and not self._forward_pre_hooks
+        """Whether it can be computed by the sum of which it is a part."""
+        return self.numbers()[0] is not None and self.computes(x) and not is_hooked(self)
 
     def computes(self, x: torch.Tensor) -> bool:
         weight, _ = self.numbers()
@@ -101,9 +105,9 @@ class NativeRMSNorm:
 
 def computes(x: torch.Tensor) -> bool:
     """Whether operations of our own compute with what a module is given, where they are there at all."""
-    if x.device.type != "cuda":
+    if x.device.type != DEVICE:
         return is_ours(x)
-    return x.dtype in _ON_GPUS and not torch.is_grad_enabled() and not torch.is_autocast_enabled("cuda")
+    return x.dtype in _ON_GPUS and not torch.is_grad_enabled() and not torch.is_autocast_enabled(DEVICE)
 
 
 def native_norm(module: nn.Module) -> nn.Module | None:
@@ -113,7 +117,7 @@ def native_norm(module: nn.Module) -> nn.Module | None:
     if len(names) != 1 or module._modules or not parameters.keys() <= {"weight"} or "forward" in vars(module):
         return None
     weight = parameters.get("weight")
-    dtypes = _ON_GPUS if weight is not None and weight.is_cuda else (torch.float32,)
+    dtypes = _ON_GPUS if weight is not None and weight.device.type == DEVICE else (torch.float32,)
     if weight is not None and (weight.dtype not in dtypes or weight.dim() != 1):
         return None
     kind: Any = type(module)
