@@ -11,10 +11,10 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from specdec_kernels import MOST_ATTENDING, native_threads
+from specdec_kernels import native_threads
 
 from ..checks import refuse
-from .attention import MAX_QUERIES, MOST_NODES, Mask, Queries, block_mask, dense_mask, seen_slots, with_attention
+from .attention import MAX_QUERIES, Mask, Queries, block_mask, can_be_fused, dense_mask, seen_slots, with_attention
 from .attention_choice import choose, has_sinks
 from .compiled import CompiledForward, compiled_copy
 from .copied_modules import numbers_in, same_objects
@@ -187,9 +187,8 @@ class CachedModel:
 
     def _fuses(self, tokens: int, tree: Tree | None) -> bool:
         """Whether one kernel stores so many tokens of a sequence and attends to them, in a layer."""
-        fits = tokens <= MOST_ATTENDING and (tree is None or tree.depths.shape[1] - 1 <= MOST_NODES)
         fused = self._attention == "fused" and self.cache_dtype in (None, self.dtype)
-        return fused and fits and not torch.is_grad_enabled()
+        return fused and can_be_fused(tokens, tree)
 
     @property
     def attention(self) -> str:
