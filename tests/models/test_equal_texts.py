@@ -90,8 +90,14 @@ def as_on_a_gpu(monkeypatch):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="those above have it there")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize("way", [None, *(pytest.param(way, marks=pytest.mark.nightly) for way in WAYS)])
+@pytest.mark.parametrize(
+    ("way", "dtype"),
+    [
+        (None, torch.float16),
+        *(pytest.param(w, d, marks=pytest.mark.nightly) for w in WAYS for d in (torch.float32, torch.float16)),
+    ],
+    ids=str,
+)
 def test_of_few_prompts(way, dtype, as_on_a_gpu):
     """Every day two ways at once, short; the others nightly."""
     models = tiny_model("llama", layers=1), tiny_model("llama", layers=1, seed=1)
