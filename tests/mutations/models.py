@@ -257,8 +257,11 @@ MUTATIONS: list[Mutation] = [
         "python/specdec/models/attention.py",
         "tests/models/test_tree_attention.py tests/models/test_attention_models.py",
         {
-            "attention-of-a-tree-forgets-the-window": ("(root + tree.depths)[:, None] >= lowest[..., None]", "True"),
-            "attention-window-is-one-less": ("(position - window + 1).clamp", "(position - window + 2).clamp"),
+            "attention-of-a-tree-forgets-the-window": (
+                "(root + tree.depths[:, 1:])[:, None] >= lowest",
+                "True",
+            ),
+            "attention-window-is-one-less": ("else 1 - window", "else 2 - window"),
         },
     ),
     *mutations(
