@@ -2,10 +2,10 @@
 own. Knows nothing of models."""
 
 from .api import check_drafts, draft_step, speculative_step
-from .attend_api import attend, store_and_attend
+from .attend_api import attend, bytes_beside_caches, store_and_attend
 from .build import build_info
 from .elementwise_api import add_rms_norm, gated, rms_norm, rope_angles, rotate
-from .linear_api import linear, linears
+from .linear_api import add_linear, linear, linears, norm_linear
 from .ops import SamplingTensors
 from .packing import dequantise, interleave, quantise, rows_of_blocks
 from .program_api import Program, native_form
@@ -45,9 +45,11 @@ __all__ = [
     "TokenTable",
     "TreeRule",
     "TreeStep",
+    "add_linear",
     "add_rms_norm",
     "attend",
     "build_info",
+    "bytes_beside_caches",
     "check_drafts",
     "conv_window",
     "delta_step",
@@ -60,6 +62,7 @@ __all__ = [
     "linears",
     "native_form",
     "native_threads",
+    "norm_linear",
     "quantise",
     "rms_norm",
     "rope_angles",

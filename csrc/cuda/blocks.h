@@ -50,6 +50,7 @@ struct BFloat16 : Halves {
   SPECDEC_DEVICE static float logit(uint32_t word, int i) { return as_float(i == 0 ? word << 16 : word & 0xffff0000u); }
   SPECDEC_DEVICE static uint32_t larger(uint32_t a, uint32_t b) { return simt::larger_bfloat16(a, b); }
   SPECDEC_DEVICE static uint16_t nearest(float value) { return simt::nearest_bfloat16(value); }
+  SPECDEC_DEVICE static uint32_t nearest(float first, float second) { return simt::nearest_bfloat16(first, second); }
   SPECDEC_DEVICE static void multiply_add(float (&sum)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
     simt::multiply_add_bfloat16(sum, a, b);
   }
@@ -62,6 +63,7 @@ struct Float16 : Halves {
   }
   SPECDEC_DEVICE static uint32_t larger(uint32_t a, uint32_t b) { return simt::larger_float16(a, b); }
   SPECDEC_DEVICE static uint16_t nearest(float value) { return simt::nearest_float16(value); }
+  SPECDEC_DEVICE static uint32_t nearest(float first, float second) { return simt::nearest_float16(first, second); }
   SPECDEC_DEVICE static void multiply_add(float (&sum)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
     simt::multiply_add_float16(sum, a, b);
   }

@@ -170,6 +170,13 @@ SPECDEC_DEVICE float reciprocal(float x) {
   return result;
 }
 
+// 1 / sqrt(x), with a relative error of 2^-22.
+SPECDEC_DEVICE float inverse_root(float x) {
+  float result;
+  asm("rsqrt.approx.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
 // The larger one of two numbers; NaN if one of them is NaN.
 SPECDEC_DEVICE float larger(float a, float b) {
   float result;
@@ -209,6 +216,18 @@ SPECDEC_DEVICE uint16_t nearest_bfloat16(float value) {
 SPECDEC_DEVICE uint16_t nearest_float16(float value) {
   uint16_t bits;
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+}
+
+// The same of two numbers, in a word.
+SPECDEC_DEVICE uint32_t nearest_bfloat16(float first, float second) {
+  uint32_t bits;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(second), "f"(first));
+  return bits;
+}
+SPECDEC_DEVICE uint32_t nearest_float16(float first, float second) {
+  uint32_t bits;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(second), "f"(first));
   return bits;
 }
 

@@ -13,7 +13,9 @@ import torch
 from torch import nn
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from specdec_kernels import MOST_ATTENDING
 from specdec_kernels import attend as attend_to_slots
 
 from ..checks import refuse
@@ -25,6 +27,7 @@ BLOCK = 128  # slots; flex attention reads a sequence's keys in whole blocks
 MOST_NODES = 64  # of a tree; of larger ones, fused attention would not see all
 MAX_QUERIES = 127  # of one sequence; for more, Inductor does not use the decoding kernel, which splits the keys
 _TILE = 128  # most rows (queries x heads of a group) of the decoding kernel's tile
+_BEFORE_ALL = -(1 << 31)  # of any position, the first slot
 _KERNELS = 256  # most shapes that flex attention is compiled for; Dynamo's default limit is eight
 
 
@@ -76,21 +79,43 @@ def dense_mask(queries: Queries, slots: torch.Tensor) -> torch.Tensor:
     return seen(queries, b[:, None, None, None], i[:, None], slots)
 
 
+def can_be_fused(tokens: int, tree: Tree | None) -> bool:
+    """Whether one kernel can store so many tokens of a sequence, and attend to them, in a layer."""
+    fits = tokens <= MOST_ATTENDING and (tree is None or tree.depths.shape[1] - 1 <= MOST_NODES)
+    return fits and not torch.is_grad_enabled()
+
+
+def says_slots(mask: torch.Tensor) -> bool:
+    """Whether a mask is one of :func:`seen_slots`, and not of all slots."""
+    return mask.dtype == torch.int64
+
+
 def seen_slots(queries: Queries) -> torch.Tensor:
     """Returns which slots each query sees, as :func:`specdec_kernels.attend` takes it, by the rule above: [B, 1, q, 2 +
-    P] int64, in the four dimensions of a mask. Of a tree, the P more slots are those of a query's ancestors below the
-    root, and its own."""
+    P] int64, in the four dimensions of a mask. Of a tree of P nodes, the P more slots are those of a query's ancestors
+    below the root, and its own. Each operation here is a launch in every forward on a GPU; of tokens that are no tree
+    it is one."""
     position, window, tree = queries.positions, queries.window, queries.tree
-    lowest = torch.zeros_like(position) if window is None else (position - window + 1).clamp(min=0)
     if tree is None:
-        return torch.stack((lowest, position + 1), -1)[:, None]
+        return (position[:, None, :, None] + _range_from_position(window, position.device)).contiguous()
     root = (position[:, 0] if tree.root is None else tree.root)[:, None]
-    end = torch.minimum(position, root) + 1  # padding sees slot 0
-    token = torch.arange(tree.depths.shape[1], device=position.device)
-    seen = tree.ancestors & (token > 0) & ((root + tree.depths)[:, None] >= lowest[..., None])
-    path = torch.where(seen, token, len(token)).sort(-1).values[..., :-1]
-    path = torch.where(path < len(token), root[..., None] + path, -1)
-    return torch.cat((lowest[..., None], end[..., None], path), -1)[:, None]
+    # Padding sees slot 0.
+    ends = torch.minimum(position, root)[..., None] + _range_from_position(None, position.device)
+    seen, node = tree.ancestors[..., 1:], torch.arange(1, tree.depths.shape[1], device=position.device)
+    if window is not None:
+        lowest = (position - (window - 1))[..., None]
+        ends = torch.cat((lowest, ends[..., 1:]), -1)
+        seen = seen & ((root + tree.depths[:, 1:])[:, None] >= lowest)
+    path = torch.where(seen, (root + node)[:, None], -1)
+    return torch.cat((ends, path), -1)[:, None]
+
+
+@functools.cache
+def _range_from_position(window: int | None, device: torch.device) -> torch.Tensor:
+    """Returns [2] int64: what is added to a query's position for the first slot that it sees, which may be below 0, and
+    for the end of them. It is kept, because captured graphs read it, and could not copy it to the device."""
+    with torch.inference_mode(False):
+        return torch.tensor([_BEFORE_ALL if window is None else 1 - window, 1], device=device)
 
 
 def block_mask(queries: Queries, capacity: int) -> BlockMask:
@@ -212,9 +237,12 @@ def _native(module, query, key, value, attention_mask, dropout=0.0, scaling=None
 
 def _fused(module, query, key, value, attention_mask, dropout=0.0, scaling=None, softcap=None, s_aux=None, **others):
     """The kernel of our own for the steps of a GPU; the mask is that of :func:`seen_slots`. With more tokens it is a
-    ``BlockMask``, and flex attention takes it."""
+    ``BlockMask``, which flex attention takes, or in a head's layers one of all slots, which is sdpa's."""
     if isinstance(attention_mask, BlockMask):
         return _flex(module, query, key, value, attention_mask, dropout, scaling, softcap, s_aux=s_aux, **others)
+    if not says_slots(attention_mask):
+        _check_plain("sdpa", module, dropout, {"softcap": softcap, "s_aux": s_aux, **others}, "softcap", "s_aux")
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **others)
     _check_plain("fused", module, dropout, others)
     seen = attention_mask[:, 0]
     return attend_deferred(query, key, value, seen, scale=scaling, softcap=softcap, sinks=s_aux), None
