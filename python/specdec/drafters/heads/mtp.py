@@ -74,7 +74,7 @@ class MtpHead(Head):
         layer, layout = self.layers[i], rows.layout
         assert isinstance(layer, MtpLayer) and isinstance(layout.mask, torch.Tensor)
         fused, mask = says_slots(layout.mask), layout.mask
-        cache.write_at(layout.slots, cache.capacity if fused else layout.visible, rows.first_row, defers=fused)
+        cache.write_at(layout.slots, layout.visible, rows.first_row, defers=fused)
         parts = layer.enorm(self.embedded(rows.tokens)), layer.hnorm(rows.features)
         x = layer.eh_proj(torch.cat(parts[::-1] if self.hidden_first else parts, -1))
         if not fused:  # eager attention adds its mask to the scores, and sdpa takes either kind

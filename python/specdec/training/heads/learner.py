@@ -182,7 +182,7 @@ class GrowingCache:
     def __init__(self, layers: int):
         self.layers = [_GrowingLayer() for _ in range(layers)]
 
-    def write_at(self, slots: torch.Tensor, visible: int, first_row: int = 0) -> None:
+    def write_at(self, slots: torch.Tensor, visible: int, first_row: int = 0, defers: bool = False) -> None:
         pass
 
     def update(
