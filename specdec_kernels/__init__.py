@@ -5,6 +5,7 @@ from .api import check_drafts, draft_step, speculative_step
 from .attend_api import attend, store_and_attend
 from .build import build_info
 from .elementwise_api import add_rms_norm, gated, rms_norm, rope_angles, rotate
+from .int8_rows import pack_int8, unpack_int8
 from .linear_api import linear, linears
 from .ops import SamplingTensors
 from .packing import dequantise, interleave, quantise, rows_of_blocks
@@ -60,6 +61,7 @@ __all__ = [
     "linears",
     "native_form",
     "native_threads",
+    "pack_int8",
     "quantise",
     "rms_norm",
     "rope_angles",
@@ -68,6 +70,7 @@ __all__ = [
     "speculative_step",
     "ssd_step",
     "store_and_attend",
+    "unpack_int8",
     "verify_tree",
 ]
 __version__ = "0.1.0"

@@ -88,8 +88,8 @@ def pack(module: nn.Linear | nn.Embedding, blocks: torch.Tensor, packing: Packin
     if not is_linear and not isinstance(module, nn.Embedding) or isinstance(module, PackedEmbedding):
         refuse("module", type(module).__name__, "an nn.Linear or an nn.Embedding")
     rows, width = module.weight.shape
-    if packing == Packing.NONE or width % inputs:
-        allowed = ", ".join(p.name for p in Packing if p != Packing.NONE and width % p.block[0] == 0) or "none"
+    if not packing.is_of_blocks or width % inputs:
+        allowed = ", ".join(p.name for p in Packing if p.is_of_blocks and width % p.block[0] == 0) or "none"
         refuse("packing", packing.name, f"{allowed} for rows of {width} numbers")
     shape = [rows, width // inputs * size]
     if blocks.dtype != torch.uint8 or [*blocks.shape] != shape or not blocks.is_contiguous():
