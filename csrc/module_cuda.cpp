@@ -54,49 +54,97 @@ int64_t apart(const Tensor& x) {
   return even && x.stride(2) == 1 && stride % 8 == 0 && is_aligned(x) ? stride : 0;
 }
 
+// x [B, q, inputs] of products, as their kernel reads it.
+class Rows {
+ public:
+  explicit Rows(const Tensor& x) : x_(x) {
+    const ScalarType dtype = x.scalar_type();
+    STD_TORCH_CHECK(dtype == ScalarType::BFloat16 || dtype == ScalarType::Half,
+                    "specdec_kernels: x must be bfloat16 or float16 on a GPU");
+    STD_TORCH_CHECK(x.dim() == 3 && x.size(2) % 32 == 0,
+                    "specdec_kernels: x must be [B, q, inputs], on a GPU with a multiple of 32 inputs");
+    check_device(x, x, "x");
+    const int64_t stride = apart(x);
+    if (stride == 0) x_ = aligned(x);
+    stride_ = (stride > 0 ? stride : inputs()) * static_cast<int64_t>(x.element_size());
+  }
+
+  int64_t inputs() const { return x_.size(2); }
+
+  // A tensor that goes with x, checked.
+  Tensor of(const Tensor& tensor, std::initializer_list<int64_t> shape, const char* name) const {
+    check_shape(tensor, shape, x_.scalar_type(), name);
+    check_device(tensor, x_, name);
+    return aligned(tensor);
+  }
+
+  // Of weights [of_output outputs, inputs] and biases of as many. `more`: what is computed besides.
+  Tensor times(const Tensor& weight, const MaybeTensor& bias, LinearParams more = {}) const {
+    const int64_t of_output = more.gated ? 2 : 1, outputs = weight.size(0) / of_output;
+    const torch::stable::accelerator::DeviceGuard guard(x_.get_device_index());
+    void* stream = nullptr;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(x_.get_device_index(), &stream));
+    const Tensor own_weight = of(weight, {of_output * outputs, inputs()}, "weight");
+    const MaybeTensor own_bias = bias ? MaybeTensor(of(*bias, {of_output * outputs}, "bias")) : std::nullopt;
+    Tensor y = empty_on(x_, {x_.size(0), x_.size(1), outputs}, x_.scalar_type());
+    more.x = bytes(x_);
+    more.weight = bytes(own_weight);
+    more.bias = own_bias ? bytes(*own_bias) : nullptr;
+    more.y = static_cast<char*>(y.mutable_data_ptr());
+    more.dtype = dtype_of(x_);
+    more.rows = size_of(x_.size(0) * x_.size(1));
+    more.inputs = size_of(inputs());
+    more.outputs = size_of(weight.size(0)) / static_cast<int>(of_output);
+    more.x_stride = stride_;
+    linear(more, stream);
+    return y;
+  }
+
+ private:
+  Tensor x_;
+  int64_t stride_;  // in bytes
+};
+
 std::vector<Tensor> linear_op(const Tensor& x, const std::vector<Tensor>& weights,
                               const std::vector<MaybeTensor>& biases, const std::vector<int64_t>& packings) {
-  const ScalarType dtype = x.scalar_type();
-  STD_TORCH_CHECK(dtype == ScalarType::BFloat16 || dtype == ScalarType::Half,
-                  "specdec_kernels: x must be bfloat16 or float16 on a GPU");
-  STD_TORCH_CHECK(x.dim() == 3 && x.size(2) % 32 == 0,
-                  "specdec_kernels: x must be [B, q, inputs], on a GPU with a multiple of 32 inputs");
   STD_TORCH_CHECK(weights.size() == biases.size() && weights.size() == packings.size(),
                   "specdec_kernels: there are other biases or packings than weights");
-  check_device(x, x, "x");
-  const int64_t rows = x.size(0) * x.size(1), inputs = x.size(2);
-  const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
-  void* stream = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(x.get_device_index(), &stream));
-  const int64_t stride = apart(x);
-  const Tensor own_x = stride > 0 ? x : aligned(x);
+  const Rows rows(x);
   std::vector<Tensor> found;
   for (size_t i = 0; i < weights.size(); ++i) {
     STD_TORCH_CHECK(packings[i] == 0, "specdec_kernels: packing is ", packings[i], ", and there is none on a GPU");
-    const int64_t outputs = weights[i].size(0);
-    check_shape(weights[i], {outputs, inputs}, dtype, "weight");
-    check_device(weights[i], x, "weight");
-    if (biases[i]) check_device(*biases[i], x, "bias");
-    const Tensor weight = aligned(weights[i]);
-    MaybeTensor bias = biases[i];
-    prepare(bias, {outputs}, dtype, "bias");
-    found.push_back(empty_on(x, {x.size(0), x.size(1), outputs}, dtype));
-    linear({.x = bytes(own_x),
-            .weight = bytes(weight),
-            .bias = bias ? bytes(*bias) : nullptr,
-            .y = static_cast<char*>(found.back().mutable_data_ptr()),
-            .dtype = dtype_of(x),
-            .rows = size_of(rows),
-            .inputs = size_of(inputs),
-            .outputs = size_of(outputs),
-            .x_stride = (stride > 0 ? stride : inputs) * static_cast<int64_t>(x.element_size())},
-           stream);
+    found.push_back(rows.times(weights[i], biases[i]));
   }
   return found;
 }
 
+Tensor norm_linear_op(const Tensor& x, const Tensor& norm_weight, double epsilon, double offset, bool round_first,
+                      const Tensor& weight, const MaybeTensor& bias, int64_t gate) {
+  STD_TORCH_CHECK(gate >= 0 && gate <= 2, "specdec_kernels: gate must be 0, 1 or 2");
+  const Rows rows(x);
+  const Tensor norm = rows.of(norm_weight, {rows.inputs()}, "norm_weight");
+  LinearParams more = {};
+  more.norm = bytes(norm);
+  more.epsilon = static_cast<float>(epsilon);
+  more.offset = static_cast<float>(offset);
+  more.round_first = round_first;
+  more.gated = gate > 0;
+  more.gelu = gate == 2;
+  return rows.times(weight, bias, more);
+}
+
+Tensor add_linear_op(const Tensor& base, const Tensor& x, const Tensor& weight, const MaybeTensor& bias) {
+  const Rows rows(x);
+  const Tensor own_base = rows.of(base, {x.size(0), x.size(1), weight.size(0)}, "base");
+  LinearParams more = {};
+  more.base = bytes(own_base);
+  return rows.times(weight, bias, more);
+}
+
 STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CUDA, m) {
   m.impl("linear", TORCH_BOX(&linear_op));
+  m.impl("norm_linear", TORCH_BOX(&norm_linear_op));
+  m.impl("add_linear", TORCH_BOX(&add_linear_op));
   m.impl("draft_step", TORCH_BOX(&specdec::draft_step<run_draft_step>));
   m.impl("speculative_step", TORCH_BOX(&specdec::speculative_step<run_speculative_step>));
 }

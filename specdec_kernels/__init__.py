@@ -6,7 +6,7 @@ from .attend_api import attend, store_and_attend
 from .build import build_info
 from .elementwise_api import add_rms_norm, gated, rms_norm, rope_angles, rotate
 from .int8_rows import pack_int8, unpack_int8
-from .linear_api import linear, linears
+from .linear_api import add_linear, linear, linears, norm_linear
 from .ops import SamplingTensors
 from .packing import dequantise, interleave, quantise, rows_of_blocks
 from .program_api import Program, native_form
@@ -46,6 +46,7 @@ __all__ = [
     "TokenTable",
     "TreeRule",
     "TreeStep",
+    "add_linear",
     "add_rms_norm",
     "attend",
     "build_info",
@@ -62,6 +63,7 @@ __all__ = [
     "native_form",
     "native_threads",
     "pack_int8",
+    "norm_linear",
     "quantise",
     "rms_norm",
     "rope_angles",

@@ -1,12 +1,13 @@
-"""A linear layer for few rows, on a CPU and on a GPU."""
+"""A linear layer for few rows, on a CPU and on a GPU, and there with what a decoder layer has around it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 
-from .backends import operation
+from .backends import operation, unavailable
 from .types import Backend, Packing
 
 
@@ -56,3 +57,89 @@ def linears(
     given = [0] * len(weights) if packings is None else [int(packing) for packing in packings]
     backend = Backend.CUDA if x.device.type == "cuda" else Backend.CPU
     return operation("linear", backend, x.device.type)(x, weights, biases, given)
+
+
+def norm_linear(
+    x: torch.Tensor,
+    norm_weight: torch.Tensor,
+    epsilon: float,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    offset: float = 0.0,
+    round_first: bool = False,
+    activation: Literal["silu", "gelu_tanh"] | None = None,
+    backend: str = Backend.AUTO,
+) -> torch.Tensor:
+    """Returns ``y = linear(rms_norm(x), weight, bias)``, or with an activation ``gated`` of the two halves of y, in one
+    launch on a GPU.
+
+    It rounds where :func:`rms_norm`, :func:`linear` and :func:`gated` do, and as of these a row's result does not
+    depend, to the last bit, on the number of rows. But the squares of a row are added up in another order than by
+    :func:`rms_norm`.
+
+    Args:
+        x: [B, q, inputs] as of :func:`linear` on a GPU; of any floats by "reference".
+        norm_weight: [inputs] as x.
+        epsilon, offset, round_first: as of :func:`rms_norm`.
+        weight: [outputs, inputs] as x; with an activation [2 outputs, inputs], of which the first half gates the other.
+        bias: [outputs] or [2 outputs] as x, or None.
+        activation: as of :func:`gated`; None: no gate.
+        backend: "cuda" or "reference"; "auto" takes CUDA where it runs.
+
+    Returns:
+        [B, q, outputs] as x.
+
+    Raises:
+        ValueError: names ``activation``, ``weight`` or ``backend``, what was given and what is allowed.
+        RuntimeError: as of :func:`linear`, of ``backend``.
+    """
+    if activation not in _GATES:
+        raise ValueError(f"activation: got {activation!r}, allowed: {', '.join(map(repr, _GATES))}")
+    if activation is not None and weight.shape[0] % 2:
+        raise ValueError(f"weight: got {weight.shape[0]} outputs, allowed: an even number, as half of them gate others")
+    run = operation("norm_linear", _backend(backend, x), x.device.type)
+    return run(x, norm_weight, epsilon, offset, round_first, weight, bias, _GATES.index(activation))
+
+
+def add_linear(
+    base: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    backend: str = Backend.AUTO,
+) -> torch.Tensor:
+    """Returns ``base + linear(x, weight, bias)``, in one launch on a GPU, where both are rounded.
+
+    Args:
+        base: [B, q, outputs] as x.
+        x, weight, bias: as of :func:`linear` on a GPU; of any floats by "reference".
+        backend: "cuda" or "reference"; "auto" takes CUDA where it runs.
+
+    Returns:
+        [B, q, outputs] as x.
+
+    Raises:
+        ValueError: names ``backend``, what was given and what is allowed.
+        RuntimeError: as of :func:`linear`, of ``backend``.
+    """
+    return operation("add_linear", _backend(backend, x), x.device.type)(base, x, weight, bias)
+
+
+_GATES = (None, "silu", "gelu_tanh")  # operations take an activation as its index here
+
+
+def _backend(asked: str, x: torch.Tensor) -> str:
+    if asked not in (allowed := (Backend.AUTO, Backend.CUDA, Backend.REFERENCE)):
+        raise ValueError(f"backend: got {asked!r}, allowed: {', '.join(repr(str(b)) for b in allowed)}")
+    if asked != Backend.AUTO:
+        return asked
+    return Backend.CUDA if _cuda_runs_on(x.device.type) else Backend.REFERENCE
+
+
+def _cuda_runs_on(device_type: str) -> bool:
+    return unavailable(Backend.CUDA, device_type) is None
+
+
+vars(_cuda_runs_on)["_dynamo_marked_constant"] = True  # as backends._suffix

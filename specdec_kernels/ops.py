@@ -184,6 +184,26 @@ _fake(
     lambda x, weights, *rest: [x.new_empty((*x.shape[:-1], weight.shape[0])) for weight in weights],
 )
 
+# x [B, q, inputs], norm_weight [inputs], weight [outputs, inputs] -> [B, q, outputs]. With a gate, 1 (SiLU) or 2 (GELU
+# by tanh) instead of 0, weight [2 outputs, inputs]. base [B, q, outputs].
+for _variant in ("", "_reference"):
+    _library.define(
+        f"norm_linear{_variant}(Tensor x, Tensor norm_weight, float epsilon, float offset, bool round_first,"
+        " Tensor weight, Tensor? bias, int gate) -> Tensor",
+        tags=(torch.Tag.pt2_compliant_tag,),
+    )
+    _fake(
+        f"norm_linear{_variant}",
+        lambda x, norm_weight, epsilon, offset, round_first, weight, bias, gate: x.new_empty(
+            (*x.shape[:-1], weight.shape[0] // (2 if gate else 1))
+        ),
+    )
+    _library.define(
+        f"add_linear{_variant}(Tensor base, Tensor x, Tensor weight, Tensor? bias) -> Tensor",
+        tags=(torch.Tag.pt2_compliant_tag,),
+    )
+    _fake(f"add_linear{_variant}", lambda base, x, weight, bias: x.new_empty((*x.shape[:-1], weight.shape[0])))
+
 # q [n, H, T, D], k [n, H_kv, S, D], v [n, H_kv, S, D_v], seen [n, T, 2 + P] -> [n, T, H, D_v].
 for _name in ("attend", "attend_reference"):
     _library.define(

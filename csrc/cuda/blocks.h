@@ -49,6 +49,7 @@ struct BFloat16 {
     return reinterpret_cast<const uint16_t*>(data)[i];
   }
   SPECDEC_DEVICE static uint16_t nearest(float value) { return simt::nearest_bfloat16(value); }
+  SPECDEC_DEVICE static uint32_t nearest(float first, float second) { return simt::nearest_bfloat16(first, second); }
   SPECDEC_DEVICE static void multiply_add(float (&sum)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
     simt::multiply_add_bfloat16(sum, a, b);
   }
@@ -66,6 +67,7 @@ struct Float16 {
     return reinterpret_cast<const uint16_t*>(data)[i];
   }
   SPECDEC_DEVICE static uint16_t nearest(float value) { return simt::nearest_float16(value); }
+  SPECDEC_DEVICE static uint32_t nearest(float first, float second) { return simt::nearest_float16(first, second); }
   SPECDEC_DEVICE static void multiply_add(float (&sum)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
     simt::multiply_add_float16(sum, a, b);
   }

@@ -163,6 +163,13 @@ SPECDEC_DEVICE float exp2_of(float x) {
 // a / b for b between 2^-126 and 2^126, within 2 units in the last place.
 SPECDEC_DEVICE float quotient(float a, float b) { return __fdividef(a, b); }
 
+// 1 / sqrt(x), with a relative error of 2^-22.
+SPECDEC_DEVICE float inverse_root(float x) {
+  float result;
+  asm("rsqrt.approx.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
 // The larger one of two numbers; NaN if one of them is NaN.
 SPECDEC_DEVICE float larger(float a, float b) {
   float result;
@@ -202,6 +209,18 @@ SPECDEC_DEVICE uint16_t nearest_bfloat16(float value) {
 SPECDEC_DEVICE uint16_t nearest_float16(float value) {
   uint16_t bits;
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+}
+
+// The same of two numbers, in a word.
+SPECDEC_DEVICE uint32_t nearest_bfloat16(float first, float second) {
+  uint32_t bits;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(second), "f"(first));
+  return bits;
+}
+SPECDEC_DEVICE uint32_t nearest_float16(float first, float second) {
+  uint32_t bits;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(second), "f"(first));
   return bits;
 }
 

@@ -10,7 +10,8 @@ from ..forks import survive_forks
 from ..ops import handle
 from ..types import Backend
 
-OF_CUDA = ("draft_step", "speculative_step", "linear")  # the operations that it has; Triton has all of them on a GPU
+# The operations that it has; Triton has all others on a GPU.
+OF_CUDA = ("draft_step", "speculative_step", "linear", "norm_linear", "add_linear")
 
 
 def unavailable(backend: str, device_type: str) -> str | None:
@@ -81,6 +82,7 @@ def _loaded(stem: str, backend: str, device_type: str) -> str:
             from . import (  # noqa: F401  register the operations
                 reference,
                 reference_attend,
+                reference_linear,
                 reference_recurrent,
                 reference_tree,
             )

@@ -12,12 +12,14 @@ import torch
 from specdec_kernels import (
     SamplingParams,
     TokenTable,
+    add_linear,
     add_rms_norm,
     attend,
     draft_children,
     draft_step,
     gated,
     linear,
+    norm_linear,
     rms_norm,
     rotate,
     speculative_step,
@@ -58,6 +60,16 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
              "num_nodes": longs(B, fill=K)},
         ),
         "linear": (linear, {"x": torch.randn(1, 2, 32), "weight": torch.randn(16, 32), "bias": torch.randn(16)}),
+        "norm_linear": (
+            norm_linear,
+            {"x": torch.randn(1, 2, 32), "norm_weight": torch.randn(32), "epsilon": 1e-6,
+             "weight": torch.randn(16, 32), "bias": torch.randn(16), "activation": "silu"},
+        ),
+        "add_linear": (
+            add_linear,
+            {"base": torch.randn(1, 2, 16), "x": torch.randn(1, 2, 32), "weight": torch.randn(16, 32),
+             "bias": torch.randn(16)},
+        ),
         "rms_norm": (rms_norm, {"x": torch.randn(1, 2, 32), "weight": torch.randn(32), "epsilon": 1e-6}),
         "add_rms_norm": (
             add_rms_norm,

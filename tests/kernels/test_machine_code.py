@@ -62,27 +62,35 @@ def test_what_follows_is_small(architecture, tmp_path):
         assert not [i for i in kernel.instructions if re.match(r"(LD|ST)\.E", i.opcode)], kernel.name
 
 
+# Of products for so many tiles of 8 rows: instructions a kilobyte of weights, of which an H200 can issue 248 while it
+# arrives, and registers, so that three blocks share a multiprocessor, or two: 64 KB of weights are on their way.
+PRODUCTS = {
+    f"linear_kernel<{f}, {tiles}, {form}>(LinearParams)": (tiles, most, 80 if tiles == 1 else 128)
+    for f in ("BFloat16", "Float16")
+    for form, of_tiles in {"Alone": (20, 32), "Added": (20, 32), "Normed": (84, 140), "Gated": (84, 140)}.items()
+    for tiles, most in zip((1, 2), of_tiles, strict=True)
+}
+
+
 @pytest.mark.nvcc
 @pytest.mark.skipif(NVCC is None, reason="nvcc is not there")
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_100a"])
 def test_products_stream_their_weights(architecture, tmp_path):
     """The loop over the inputs loads 4 KB of weights a turn, 16 bytes a lane, while it multiplies those of the turn
-    before: with 20 instructions a kilobyte for 8 rows and 32 for 16. An H200 can issue 248 while a kilobyte arrives."""
-    tiles = {f"linear_kernel<{f}, {n}>(LinearParams)": n for f in ("BFloat16", "Float16") for n in (1, 2)}
-    for kernel in compiled(sorted(tiles), architecture, tmp_path).values():
+    before."""
+    for kernel in compiled(sorted(PRODUCTS), architecture, tmp_path).values():
         (loop,) = [
             loop
             for loop in sass.loops(kernel.blocks)
             if any(has("HMMA")(kernel.blocks[number]) for number in loop.body)
         ]
         turn = sass.shortest_turn(kernel.blocks, loop, [has("HMMA")])
-        count = tiles[kernel.name]
+        (tiles, most, registers), normed = PRODUCTS[kernel.name], "Normed" in kernel.name or "Gated" in kernel.name
         weights = [i for i in turn if re.match(r"LDG.*LTC128B.*\.128", i.opcode)]
-        assert len(weights) == 8 and sum(i.name == "LDG" for i in turn) == 8 + 4 * count, kernel.name
+        assert len(weights) == 8 and sum(i.name == "LDG" for i in turn) == 8 + 4 * (tiles + normed), kernel.name
         assert all(".128" in i.opcode for i in turn if i.name == "LDG"), kernel.name
-        assert sum(i.name == "HMMA" for i in turn) == 8 * count and len(turn) <= 4 * (8 + 12 * count), kernel.name
-        # Three blocks share a multiprocessor, or two: 64 KB of weights are on their way.
-        assert kernel.spilled == 0 and kernel.registers <= (80 if count == 1 else 128), kernel.name
+        assert sum(i.name == "HMMA" for i in turn) == 8 * tiles and len(turn) <= 4 * most, (kernel.name, len(turn))
+        assert kernel.spilled == 0 and kernel.registers <= registers, kernel.name
 
 
 # ---- How a listing is read

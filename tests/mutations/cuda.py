@@ -172,6 +172,20 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
+        "csrc/cuda/linear.h",
+        "tests/kernels/test_norm_and_add_linear.py",
+        {
+            "cuda-linear-norm-of-the-tile-before": (
+                "total += simt::read(&of_warps[(each * kTiles + tile) * kRows + group]);",
+                "total += simt::read(&of_warps[each * kTiles * kRows + group]);",
+            ),
+            "cuda-linear-adds-before-it-rounds": (
+                "total[e] = rounded<Format>(total[e]) + Format::logit(",
+                "total[e] = total[e] + Format::logit(",
+            ),
+        },
+    ),
+    *mutations(
         "csrc/cuda/rows.h",
         "tests/kernels/test_penalties.py tests/kernels/test_parity.py -k cuda",
         {

@@ -30,6 +30,7 @@ _seeds = itertools.count()
 _threads = itertools.cycle(THREADS)
 
 pointer, int64, int32, boolean = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_bool
+float32 = ctypes.c_float
 
 
 class LogitRows(ctypes.Structure):
@@ -73,7 +74,8 @@ class SpeculativeStepParams(ctypes.Structure):
 class LinearParams(ctypes.Structure):
     _fields_ = [
         ("x", pointer), ("weight", pointer), ("bias", pointer), ("y", pointer), ("dtype", int32), ("rows", int32),
-        ("inputs", int32), ("outputs", int32), ("x_stride", int64),
+        ("inputs", int32), ("outputs", int32), ("x_stride", int64), ("norm", pointer), ("epsilon", float32),
+        ("offset", float32), ("round_first", boolean), ("gated", boolean), ("gelu", boolean), ("base", pointer),
     ]  # fmt: skip
 
 
@@ -208,13 +210,17 @@ def speculative_step(
     return tokens, num_accepted, status, num_emitted, *logs
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x [rows, inputs], whose rows may lie apart."""
-    (rows, inputs), outputs, keep = x.shape, len(weight), []
+def linear(
+    x, weight, bias=None, *, norm=None, epsilon=0.0, offset=0.0, round_first=False, activation=None, base=None
+) -> torch.Tensor:
+    """x [rows, inputs], whose rows may lie apart, by the kernel of ``linear``, or of ``norm_linear`` and
+    ``add_linear``."""
+    (rows, inputs), outputs, keep = x.shape, len(weight) // (1 if activation is None else 2), []
     y = torch.full((rows, outputs), float("nan"), dtype=x.dtype)
     params = LinearParams(
         x.data_ptr(), address(weight, keep), address(bias, keep), y.data_ptr(), DTYPES[x.dtype], rows, inputs, outputs,
-        x.stride(0) * x.element_size(),
+        x.stride(0) * x.element_size(), address(norm, keep), epsilon, offset, round_first, activation is not None,
+        activation == "gelu_tanh", address(base, keep),
     )  # fmt: skip
     fault = library().linear(ctypes.byref(params), ctypes.c_uint64(next(_seeds)))
     assert fault == b"", fault.decode()

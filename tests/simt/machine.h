@@ -139,6 +139,13 @@ inline uint16_t nearest_float16(float value) {
   return sign | (bits - (112u << 23) + 0xfffu + (bits >> 13 & 1u)) >> 13;
 }
 
+inline uint32_t nearest_bfloat16(float first, float second) {
+  return nearest_bfloat16(first) | uint32_t{nearest_bfloat16(second)} << 16;
+}
+inline uint32_t nearest_float16(float first, float second) {
+  return nearest_float16(first) | uint32_t{nearest_float16(second)} << 16;
+}
+
 // As a GPU's fragments lie: element k of row r of `a` in lane 4 (r % 8) + k % 8 / 2, of column c of `b` in lane 4 c +
 // k % 8 / 2. Products are exact, and rounded once with the sum.
 template <class ToFloat>
@@ -188,6 +195,8 @@ inline int count_bits(uint32_t bits) { return __builtin_popcount(bits); }
 inline int lowest_bit(uint32_t bits) { return __builtin_ctz(bits); }
 
 inline float exp2_of(float x) { return x < -126.0f ? 0.0f : exp2f(x); }
+
+inline float inverse_root(float x) { return 1.0f / sqrtf(x); }
 
 inline float quotient(float a, float b) { return a / b; }
 

@@ -43,7 +43,10 @@ def main() -> None:
         x, weight, bias = (torch.randn(shape).to(dtype) for shape in ((rows, inputs), (outputs, inputs), (outputs,)))
         expected = torch.nn.functional.linear(x, weight, bias)
         torch.testing.assert_close(kernels.linear(x, weight, bias), expected, rtol=2e-2, atol=2e-2)
-        products += 1
+        kernels.linear(x, weight, bias, norm=x[0], epsilon=1e-6)
+        kernels.linear(x, weight.repeat(2, 1), bias.repeat(2), norm=x[0], epsilon=1e-6, activation="silu")
+        kernels.linear(x, weight, bias, base=expected)
+        products += 4
     print(f"{steps} steps, {products} products")
 
 
