@@ -14,7 +14,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from ..checks import one_line, refuse
 from .adapters import add_adapter, refuse_adapter, require_adapter
-from .few_bits import Bits, by_bitsandbytes, check_bits, round_weights
+from .few_bits import Bits, by_bitsandbytes, check_bits, dtype_to_round, round_weights, rounds
 from .gguf_file import read_gguf
 from .model_folder import CONFIG, TOKENIZER, VOCABULARY, WEIGHTS, hub_or_cache, is_gguf, require_folder
 from .pretrained import check_entries, from_pretrained, loading, quantisation
@@ -47,10 +47,11 @@ def load_model(
         device: the device on which the weights are placed.
         adapter: a folder with adapter_config.json and adapter_model.safetensors: a peft adapter of this model. What its
             configuration names as its model is not looked at.
-        bits: weights of linear layers are rounded to so many bits while they are loaded; None leaves them as they were
-            saved. On a GPU by bitsandbytes, to 8 or 4. On a CPU by ours, to 8, whether bitsandbytes is there or not:
-            those of linear layers and embeddings become GGUF's blocks Q8_0, and compute in float32, which ``dtype`` has
-            to be, or "auto" (``packed_weights``).
+        bits: weights of linear layers are rounded to so many bits while they are loaded, which makes another model of
+            it; None leaves them as they were saved. On a CPU to 8: those of linear layers and embeddings become GGUF's
+            blocks Q8_0, and compute in float32, which ``dtype`` has to be, or "auto" (``packed_weights``). On a GPU to
+            8, by ours where its CUDA kernels were built: those of linear layers become integers with a scale a row, and
+            compute in bfloat16 or float16 (``int8_linear``). Otherwise, and to 4, by bitsandbytes.
         tp: N, the processes of a ``torchrun --nproc-per-node N`` that this one is one of: the weights are divided over
             them, a GPU each ("cuda"), or parts of the CPU. Only rank 0 gets the model: on the others this call does not
             return, but follows rank 0, and ends the process with it (SystemExit). None: the whole model is here. "auto"
@@ -97,8 +98,9 @@ def load_model(
             return load_sharded(path, _dtype(dtype), device, tp, name)
         if bits is not None:
             check_bits(path, _dtype(dtype), device, bits)
-        if bits is not None and torch.device(device).type == "cpu":
-            model = round_weights(_load(path, "auto", device, None, name), bits)
+        if bits is not None and rounds(device, bits):
+            whole = _load(path, dtype_to_round(dtype, device), "cpu", None, name)
+            model = round_weights(whole, bits, device)
         else:
             model = _load(path, dtype, device, bits, name)
             model = model if bits is not None else _computing(model, dtype)
