@@ -28,8 +28,9 @@ def attend(
     Args:
         q: [n, H, T, D].
         k, v: [n, H_kv, S, D] and [n, H_kv, S, D_v], of the dtype of ``q``, or bfloat16 if that is float32.
-        seen: [n, T, 2 + P] int64: the first slot and the end of the range that a query sees, then P more slots in
-            their order, or -1. A query that sees none gives 0.
+        seen: [n, T, 2 + P] int64: the first slot, or a number below 0 for slot 0, and the end of the range that a query
+            sees, then P more slots in their order, with -1 for none between or after them. A query that sees none gives
+            0.
         scale: None: D ** -0.5.
         softcap: c > 0 replaces each score by c tanh(score / c) (Gemma 2, arXiv 2408.00118, section 2); None: no cap.
         sinks: [H] of the dtype of ``q``, the score of a slot whose value is 0, which every query of a head sees beside

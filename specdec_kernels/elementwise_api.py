@@ -108,22 +108,30 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 
 
 def rope_angles(
-    positions: torch.Tensor, frequencies: torch.Tensor, *, scale: float = 1.0
+    positions: torch.Tensor, frequencies: torch.Tensor, *, scale: float = 1.0, dtype: torch.dtype = torch.float32
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns what :func:`rotate` takes: cos and sin of ``position * frequency``, a product of float32, times
     ``scale`` (YaRN's factor of attention, arXiv 2309.00071, section 3.4), twice beside each other.
 
     Args:
-        positions: [n, T] int64 on a CPU.
-        frequencies: [D / 2] float32.
+        positions: [n, T] int64.
+        frequencies: [D / 2] float32, where the positions are.
+        dtype: to which they are rounded: float32, or on a GPU bfloat16 or float16.
 
     Returns:
-        [n, T, D] float32 each.
+        [n, T, D] of ``dtype`` each.
 
     Raises:
+        ValueError: names ``dtype``.
         RuntimeError: as of :func:`rms_norm`.
     """
-    return operation("rope_angles", Backend.CPU, positions.device.type)(positions, frequencies, scale)
+    kind = positions.device.type
+    dtypes = (torch.float32,) if kind == "cpu" else (torch.float32, torch.bfloat16, torch.float16)
+    if dtype not in dtypes:
+        raise ValueError(f"dtype: got {dtype}, allowed: {' or '.join(map(str, dtypes))} on {kind!r}")
+    if kind == "cpu":
+        return operation("rope_angles", Backend.CPU, kind)(positions, frequencies, scale)
+    return operation("rope_angles", Backend.TRITON, kind)(positions, frequencies, scale, dtype)
 
 
 def gated(gate: torch.Tensor, up: torch.Tensor, activation: Literal["silu", "gelu_tanh"]) -> torch.Tensor:

@@ -260,6 +260,17 @@ for _schema in (
 ):
     _library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
     _fake(_schema.partition("(")[0], _as_first)
+# positions [n, T] int64, frequencies [D / 2]; cos and sin of dtype.
+_library.define(
+    "rope_angles_triton(Tensor positions, Tensor frequencies, float scale, ScalarType dtype) -> (Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+_fake(
+    "rope_angles_triton",
+    lambda positions, frequencies, scale, dtype: tuple(
+        frequencies.new_empty((*positions.shape, 2 * frequencies.shape[0]), dtype=dtype) for _ in range(2)
+    ),
+)
 # x and delta [..., size], weights [size].
 _library.define(
     "add_rms_norm_triton(Tensor x, Tensor delta, Tensor? weight, float epsilon, float offset, bool round_first,"

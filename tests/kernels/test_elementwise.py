@@ -134,6 +134,8 @@ def test_their_schemas():
     )
     torch.library.opcheck(handle("rotate"), (numbers(2, 3, 4, 8), *[numbers(2, 4, 8)] * 2), test_utils=checks)
     torch.library.opcheck(handle("rope_angles"), (torch.tensor([[3, 4]]), numbers(4), 1.0), test_utils=checks)
+    of_triton = torch.tensor([[3, 4]], device=DEVICE), numbers(4).to(DEVICE), 1.0, torch.float16
+    torch.library.opcheck(operation("rope_angles", "triton", DEVICE), of_triton, test_utils=checks)
     torch.library.opcheck(handle("gated"), (*[numbers(2, 3, 8)] * 2, False), test_utils=checks)
 
 
@@ -221,6 +223,20 @@ def test_rotate_by_triton(dtype, size):
     assert torch.equal(by_triton("rotate", part_of(x), cos, sin), by_triton("rotate", x, cos, sin))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("half", [1, 15, 64])
+def test_rope_angles_by_triton(dtype, half):
+    """As transformers' modules compute them: in float32, and then rounded to the dtype of the numbers."""
+    positions, frequencies = torch.tensor([[0, 1, 17], [3, 2047, 131071]]), 10000.0 ** -(torch.arange(half) / half)
+    angles = (positions[..., None].float() * frequencies).repeat(1, 1, 2)
+    found = by_triton("rope_angles", positions, frequencies, 1.25, dtype)
+    for y, exact in zip(found, (angles.cos() * 1.25, angles.sin() * 1.25), strict=True):
+        assert y.shape == (2, 3, 2 * half) and nearly_equal(y, exact.to(dtype))
+    columns = positions.repeat(1, 2).split(3, 1)[1]  # as a step's positions are divided by forwards
+    for given, own in ((columns, found[0]), (columns[1:, 2:], found[0][1:, 2:])):
+        assert torch.equal(by_triton("rope_angles", given, frequencies, 1.25, dtype)[0], own)
+
+
 class Launches:
     """Stands for a kernel, and keeps the tensors of each launch."""
 
@@ -270,3 +286,8 @@ def test_what_triton_refuses():
             by_triton("add_rms_norm", x, delta, numbers(8), 1e-5, 0.0, False, weight, 1e-5)
     with pytest.raises(RuntimeError, match="sin has a wrong shape, dtype or device"):
         by_triton("rotate", x[None], numbers(1, 3, 8), numbers(1, 3, 6))
+    for positions, frequencies in ((numbers(2, 3), numbers(4)), (torch.tensor([[1]]), numbers(1, 4))):
+        with pytest.raises(RuntimeError, match="(positions|frequencies) has a wrong shape"):
+            by_triton("rope_angles", positions, frequencies, 1.0, torch.float32)
+    with pytest.raises(ValueError, match="dtype: got torch.float16, allowed: torch.float32 on 'cpu'"):
+        rope_angles(torch.tensor([[1]]), numbers(4), dtype=torch.float16)

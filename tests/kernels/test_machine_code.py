@@ -94,7 +94,10 @@ def test_products_stream_their_weights(architecture, tmp_path):
         of_x = 8 if "Int8" in kernel.name else 4  # a kilobyte of bytes is of twice as many inputs
         assert len(weights) == 8 and sum(i.name == "LDG" for i in turn) == 8 + of_x * (tiles + normed), kernel.name
         assert all(".128" in i.opcode for i in turn if i.name == "LDG"), kernel.name
-        assert sum(i.name == "HMMA" for i in turn) == 2 * of_x * tiles and len(turn) <= 4 * most, (kernel.name, len(turn))
+        assert sum(i.name == "HMMA" for i in turn) == 2 * of_x * tiles and len(turn) <= 4 * most, (
+            kernel.name,
+            len(turn),
+        )
         assert kernel.spilled == 0 and kernel.registers <= registers, kernel.name
 
 

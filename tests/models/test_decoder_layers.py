@@ -13,8 +13,10 @@ import torch
 from specdec import EarlyExitDrafter, SpeculativeDecoder
 from specdec.models.cached_model import CachedModel
 from specdec.models.decoder_layers import with_native_layers
+from specdec.models.deferred import computed, source_of
 from specdec.models.features import BEFORE_NORM, tapped
 from specdec.models.native_parts import with_native_parts
+from specdec.models.norms import Sum
 from support.captured import on_gpu
 from support.feeding import feed
 from support.model_types import CASES, model_of
@@ -80,25 +82,29 @@ def test_they_compute_the_same(case, exchanged, calls, monkeypatch):
 
 @torch.inference_mode()
 def test_nothing_is_kept(calls):
-    """Each norm is used once and then gone, also one that nobody asks for."""
+    """A sum is computed once, with the norm that asks for it first or without one, and then keeps nothing else."""
     fast = on_a_cpu(unhooked(tiny_model("llama", layers=3)))
     x, cos_sin = torch.randn(1, 4, 32), (torch.randn(1, 4, 8), torch.randn(1, 4, 8))
     for layer in fast.model.layers:
         x = layer(x, position_embeddings=cos_sin)
-    assert len(calls) == 6
-    total, normed = calls[-1]
-    assert x is total and "_norm_ahead" in vars(x)
-    assert fast.model.norm(x) is normed and not vars(x)
-    assert torch.equal(fast.model.norm(x), normed) and fast.model.norm(x) is not normed
-    fast.model.layers[0](x, position_embeddings=cos_sin)
-    kept = [weakref.ref(y) for pair in calls for y in pair]
+    assert len(calls) == 5 and isinstance(added := source_of(x), Sum)
+    kept = [weakref.ref(y) for y in (added.x, added.delta)]
+    del added
+    normed = fast.model.norm(x)
+    assert len(calls) == 6 and calls[-1][1] is normed and computed(x) is calls[-1][0] and source_of(x) is None
+    assert torch.equal(fast.model.norm(x), normed) and fast.model.norm(x) is not normed and len(calls) == 6
+    other = fast.model.layers[0](x, position_embeddings=cos_sin)
+    alone = other + 0
+    assert torch.equal(computed(other), alone) and source_of(other) is None
+    assert torch.equal(fast.model.norm(other), fast.model.norm(alone)) and len(calls) == 7
+    kept += [weakref.ref(y) for pair in calls for y in pair]
     calls.clear()
-    del x, total, normed
+    del x, normed
     assert not any(reference() is not None for reference in kept)
 
 
 @torch.inference_mode()
-def test_what_is_kept_is_one_norms_of_one_tensor():
+def test_a_sum_is_what_any_other_code_reads():
     """As for a caller that takes some of the layers, or does something between them."""
     model = unhooked(tiny_model("llama", layers=3))
     fast, cos_sin = on_a_cpu(model), (torch.randn(1, 4, 8), torch.randn(1, 4, 8))
@@ -279,7 +285,7 @@ def test_arguments_are_the_layers_own(calls):
     for args, kwargs in (((x, cos_sin), {}), ((x,), {"position_embeddings": cos_sin, "anything": 3}),
                          ((), {"hidden_states": x, "position_embeddings": cos_sin})):  # fmt: skip
         assert torch.equal(fast(*args, **kwargs), plain(*args, **kwargs))
-    assert len(calls) == 4
+    assert len(calls) == 2  # in the layer, which nothing follows
     with pytest.raises(TypeError, match="position_embeddings"):
         fast(x)
 

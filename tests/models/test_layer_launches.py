@@ -6,8 +6,9 @@ from collections import Counter
 
 import pytest
 import torch
-from specdec.models import decoder_layers
-from specdec.models.native_parts import NativeRMSNorm, with_native_parts
+from specdec.models import norms as module
+from specdec.models.native_parts import with_native_parts
+from specdec.models.norms import NativeRMSNorm
 from support.model_types import model_of
 from support.models import prompts
 from support.native_layers import on_a_cpu, unhooked
@@ -40,7 +41,7 @@ def by_triton(x, delta, weight, epsilon, *, offset, round_first, delta_weight, d
 @torch.inference_mode()
 def test_how_many_launches_they_are(case, norms, queries, monkeypatch):
     """A layer of Llama's has two fewer, one of Gemma's four; only the first norm of the model stays as it was."""
-    monkeypatch.setattr(decoder_layers, "add_rms_norm", by_triton)
+    monkeypatch.setattr(module, "add_rms_norm", by_triton)
     model = unhooked(model_of(case))
     tokens = torch.tensor([prompts(1, queries, queries)[0]])
 

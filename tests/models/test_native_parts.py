@@ -10,7 +10,8 @@ import torch
 from specdec import SpeculativeDecoder
 from specdec.models.cached_model import CachedModel
 from specdec.models.linear import with_native_linear
-from specdec.models.native_parts import NativeAngles, NativeGated, NativeRMSNorm, with_native_parts
+from specdec.models.native_parts import NativeAngles, NativeGated, with_native_parts
+from specdec.models.norms import NativeRMSNorm
 from support.captured import on_gpu
 from support.feeding import feed
 from support.model_types import CASES, model_of

@@ -177,6 +177,7 @@ def compile_elementwise(few: bool) -> None:
         elementwise_module.rms_norm(x[..., :3584], None, 1e-6, 0.0, False)
         angles = torch.zeros(2, 4, 128, dtype=dtype)
         elementwise_module.rotate(x.view(2, 4, 32, 128).transpose(1, 2), angles, angles)
+        elementwise_module.rope_angles(torch.zeros(2, 4, dtype=torch.int64), torch.zeros(64), 1.0, dtype)
         elementwise_module.gated(x, x, False)
         elementwise_module.gated(x, x, True)
 

@@ -1,16 +1,23 @@
-"""Decoder layers that are exchanged, on a CPU."""
+"""Modules that are exchanged on a GPU, on a CPU."""
 
 from __future__ import annotations
 
 import copy
-from typing import TypeVar
+import functools
+from collections import Counter
+from typing import Any, TypeVar
 
 import pytest
 import torch
-from specdec.models import decoder_layers
+from specdec.models import linear, native_parts, norms, product
 from specdec.models.decoder_layers import NativeLayer, with_native_layers
+from specdec.models.merged import with_merged
 from specdec.models.native_parts import with_native_parts
 from torch import nn
+from torch.nn import functional as F
+
+from specdec_kernels import add_linear, add_rms_norm, gated, norm_linear, rms_norm, rotate
+from specdec_kernels.backends import operation
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -39,6 +46,57 @@ def noted_sums(monkeypatch: pytest.MonkeyPatch) -> list[tuple[torch.Tensor, torc
         made.append(own(*args, **kwargs))
         return made[-1]
 
-    own = decoder_layers.add_rms_norm
-    monkeypatch.setattr(decoder_layers, "add_rms_norm", noted)
+    own = norms.add_rms_norm
+    monkeypatch.setattr(norms, "add_rms_norm", noted)
     return made
+
+
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Models on a CPU get what those on a GPU get: the kernel of products by its definition, and those of 16 bits
+    that are Triton's in its interpreter. Returns how often each operation is called from now on."""
+    calls = Counter[str]()
+
+    def counted(name: str, operation: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            calls[name] += 1
+            return operation(*args, **kwargs)
+
+        return call
+
+    def by_triton(own: Any, *options: str) -> Any:
+        """``own``, which computes in float32 on a CPU, of 16 bits in the interpreter."""
+        defaults = {"offset": 0.0, "round_first": False, "delta_weight": None, "delta_epsilon": 0.0}
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if args[0].dtype == torch.float32:
+                return own(*args, **kwargs)
+            given = [{**defaults, **kwargs}[option] for option in options]
+            return operation(own.__name__, "triton", "cpu")(*args, *given)
+
+        return call
+
+    def by_name(gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Tensor:
+        if gate.dtype == torch.float32:
+            return gated(gate, up, activation)
+        return operation("gated", "triton", "cpu")(gate, up, activation == "gelu_tanh")
+
+    sums = ("offset", "round_first", "delta_weight", "delta_epsilon")
+    for module, name, own in (
+        (product, "linear", F.linear), (product, "norm_linear", norm_linear), (product, "add_linear", add_linear),
+        (norms, "rms_norm", by_triton(rms_norm, "offset", "round_first")),
+        (norms, "add_rms_norm", by_triton(add_rms_norm, *sums)),
+        (native_parts, "rotate", by_triton(rotate)), (native_parts, "gated", by_name),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, counted(name, own))
+    for module in (product, linear, norms):
+        monkeypatch.setattr(module, "DEVICE", "cpu")
+    for module in (product, linear):
+        monkeypatch.setattr(module, "DTYPES", (torch.float32, torch.bfloat16, torch.float16))
+    monkeypatch.setattr(product, "UNIT", 1)
+    monkeypatch.setattr(product, "has_kernel", lambda: True)
+    monkeypatch.setattr(linear, "is_ours", lambda x: False)
+    monkeypatch.setattr(native_parts, "_angles", lambda module: None)
+    for own in (with_merged, with_native_layers):
+        replaced = functools.partial(own, device="cpu")
+        monkeypatch.setattr(f"specdec.models.cached_model.{own.__name__}", replaced)
+    return calls

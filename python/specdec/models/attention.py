@@ -25,6 +25,7 @@ BLOCK = 128  # slots; flex attention reads a sequence's keys in whole blocks
 MOST_NODES = 64  # of a tree; of larger ones, fused attention would not see all
 MAX_QUERIES = 127  # of one sequence; for more, Inductor does not use the decoding kernel, which splits the keys
 _TILE = 128  # most rows (queries x heads of a group) of the decoding kernel's tile
+_BEFORE_ALL = -(1 << 31)  # of any position, the first slot
 _KERNELS = 256  # most shapes that flex attention is compiled for; Dynamo's default limit is eight
 
 
@@ -78,19 +79,30 @@ def dense_mask(queries: Queries, slots: torch.Tensor) -> torch.Tensor:
 
 def seen_slots(queries: Queries) -> torch.Tensor:
     """Returns which slots each query sees, as :func:`specdec_kernels.attend` takes it, by the rule above: [B, 1, q, 2 +
-    P] int64, in the four dimensions of a mask. Of a tree, the P more slots are those of a query's ancestors below the
-    root, and its own."""
+    P] int64, in the four dimensions of a mask. Of a tree of P nodes, the P more slots are those of a query's ancestors
+    below the root, and its own. Each operation here is a launch in every forward on a GPU; of tokens that are no tree
+    it is one."""
     position, window, tree = queries.positions, queries.window, queries.tree
-    lowest = torch.zeros_like(position) if window is None else (position - window + 1).clamp(min=0)
     if tree is None:
-        return torch.stack((lowest, position + 1), -1)[:, None]
+        return (position[:, None, :, None] + _range_from_position(window, position.device)).contiguous()
     root = (position[:, 0] if tree.root is None else tree.root)[:, None]
-    end = torch.minimum(position, root) + 1  # padding sees slot 0
-    token = torch.arange(tree.depths.shape[1], device=position.device)
-    seen = tree.ancestors & (token > 0) & ((root + tree.depths)[:, None] >= lowest[..., None])
-    path = torch.where(seen, token, len(token)).sort(-1).values[..., :-1]
-    path = torch.where(path < len(token), root[..., None] + path, -1)
-    return torch.cat((lowest[..., None], end[..., None], path), -1)[:, None]
+    # Padding sees slot 0.
+    ends = torch.minimum(position, root)[..., None] + _range_from_position(None, position.device)
+    seen, node = tree.ancestors[..., 1:], torch.arange(1, tree.depths.shape[1], device=position.device)
+    if window is not None:
+        lowest = (position - (window - 1))[..., None]
+        ends = torch.cat((lowest, ends[..., 1:]), -1)
+        seen = seen & ((root + tree.depths[:, 1:])[:, None] >= lowest)
+    path = torch.where(seen, (root + node)[:, None], -1)
+    return torch.cat((ends, path), -1)[:, None]
+
+
+@functools.cache
+def _range_from_position(window: int | None, device: torch.device) -> torch.Tensor:
+    """Returns [2] int64: what is added to a query's position for the first slot that it sees, which may be below 0, and
+    for the end of them. It is kept, because captured graphs read it, and could not copy it to the device."""
+    with torch.inference_mode(False):
+        return torch.tensor([_BEFORE_ALL if window is None else 1 - window, 1], device=device)
 
 
 def block_mask(queries: Queries, capacity: int) -> BlockMask:

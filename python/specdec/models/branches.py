@@ -16,8 +16,8 @@ from torch import nn
 _MOST_MODULES = 4  # beside the norms
 _OTHERS = "_others"  # stands for all arguments that a layer has no name for
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# Of x, of what is added, of the module by which that goes before, and of the norm that follows. Returns the sum.
-Add = Callable[[torch.Tensor, torch.Tensor, nn.Module | None, nn.Module | None], torch.Tensor]
+# Of x, of what is added, and of the module by which that goes before. Returns the sum.
+Add = Callable[[torch.Tensor, torch.Tensor, nn.Module | None], torch.Tensor]
 
 
 class Branch(NamedTuple):
@@ -52,22 +52,26 @@ class Branches(NamedTuple):
         return layer._modules[self.parts[0].norm]
 
     def run(
-        self, layer: nn.Module, x: torch.Tensor, arguments: Mapping[str, object], following: nn.Module | None, add: Add
+        self,
+        layer: nn.Module,
+        x: torch.Tensor,
+        arguments: Mapping[str, object],
+        normed: Callable[[Branch, torch.Tensor], torch.Tensor],
+        add: Add,
     ) -> torch.Tensor:
-        """Returns what ``layer`` computes of ``x`` and its other arguments, by ``add``. ``following`` is the norm that
-        follows it."""
+        """Returns what ``layer`` computes of ``x`` and its other arguments, by ``add``, and by ``normed``, which
+        returns the norm that begins a branch."""
         given = {**self.defaults, **arguments}
         others = {name: value for name, value in given.items() if name not in self.names}
         modules: dict[str, Any] = layer._modules
-        norms = [modules[part.norm] for part in self.parts]
-        for part, norm, its_next in zip(self.parts, norms, [*norms[1:], following], strict=True):
+        for part in self.parts:
             own = {name: given[of_layer] for name, of_layer in part.arguments.items()}
             own |= others if part.takes_others else {}
-            module, normed = modules[part.module], norm(x)
-            delta = module(normed, **own) if part.called_as is None else module(**{part.called_as: normed}, **own)
+            module, given_x = modules[part.module], normed(part, x)
+            delta = module(given_x, **own) if part.called_as is None else module(**{part.called_as: given_x}, **own)
             if isinstance(delta, tuple):  # whose others are weights, of attention or of experts
                 delta = delta[0]
-            x = add(x, delta, None if part.after is None else modules[part.after], its_next)
+            x = add(x, delta, None if part.after is None else modules[part.after])
         return x
 
 
@@ -136,7 +140,10 @@ def _tried(
     def outcome(of: Branches | None, x: torch.Tensor, arguments: Mapping[str, object]) -> list[object]:
         calls.clear()
         x, forward = x.clone(), cast(Any, type(layer)).forward
-        return [forward(tried, x, **arguments) if of is None else of.run(tried, x, arguments, None, _added), *calls]
+        return [forward(tried, x, **arguments) if of is None else of.run(tried, x, arguments, normed, _added), *calls]
+
+    def normed(part: Branch, x: torch.Tensor) -> torch.Tensor:
+        return cast(Any, tried._modules[part.norm])(x)
 
     x = torch.linspace(-3.0, 5.0, 24).view(1, 3, 8)
     x[0, 0, 0] = torch.inf  # which some layers clamp
@@ -165,7 +172,7 @@ def _read(calls: Sequence[_Call], norms: Collection[str], given: Mapping[str, ob
     return parts
 
 
-def _added(x: torch.Tensor, delta: torch.Tensor, after: Any, following: nn.Module | None) -> torch.Tensor:
+def _added(x: torch.Tensor, delta: torch.Tensor, after: Any) -> torch.Tensor:
     return x + (delta if after is None else after(delta))
 
 

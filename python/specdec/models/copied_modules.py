@@ -40,6 +40,11 @@ def _copied(module: M, other: Callable[[nn.Module], nn.Module | None], done: dic
     return cast(M, done[id(module)])
 
 
+def is_hooked(module: nn.Module) -> bool:
+    """Whether somebody else's code expects to run when the module is called."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
 def numbers_in(modules: Iterable[nn.Module]) -> tuple[object, ...]:
     """The numbers, names and the like that modules and their configurations have as attributes, of which copies of them
     have their own: the scale of an attention, the epsilon of a norm."""

@@ -1,5 +1,6 @@
-"""Decoder layers whose residual additions are computed together with the norms that follow them, in one launch on a
-GPU: within a layer, and from a layer to the next one or to the model's last norm."""
+"""Decoder layers in which what stands between the products is computed together with other things, in fewer launches on
+a GPU: residual additions with the norms that follow, in a layer and from one to the next (``norms``); and of few tokens
+norms, gates and additions by the products themselves (``product``)."""
 
 from __future__ import annotations
 
@@ -9,34 +10,39 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from specdec_kernels import add_rms_norm
-
-from .ahead import keep_norm, take_norm
-from .branches import Branches, branches_of
+from .branches import Branch, Branches, branches_of
 from .copied_modules import reclass, with_modules
-from .native_parts import NativeRMSNorm
+from .deferred import computed
+from .int8_linear import Int8Linear, LastInt8Linear
+from .linear import LastLinear, NativeLinear
+from .merged import MergedLinear
+from .norms import NativeRMSNorm, deferred_sum, passes
 
 M = TypeVar("M", bound=nn.Module)
+_LAST = ("o_proj", "down_proj")  # as transformers names what ends a branch
+_AS_LAST: dict[type, type] = {NativeLinear: LastLinear, Int8Linear: LastInt8Linear}
 
 
 class NativeLayer:
     """Of a decoder layer that consists of branches, each of which begins with a native norm.
 
     Attributes:
-        next_norm: the norm that usually is given what the layer returns.
+        defers: the names of those norms that may be left to the products that follow.
     """
 
     branches: Branches
-    next_norm: NativeRMSNorm | None = None
+    defers: frozenset[str]
 
     def forward(self: Any, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         ours = self.branches.first_norm(self).computes(hidden_states) and self.branches.take(kwargs)
         if not ours or args or self.training or self._forward_pre_hooks:
-            take_norm(hidden_states, None)
             return super().forward(hidden_states, *args, **kwargs)  # type: ignore[misc]
-        # A hook may change in place what the layer returns.
-        following = None if self._forward_hooks else self.next_norm
-        return self.branches.run(self, hidden_states, kwargs, following, _sum)
+        y = self.branches.run(self, hidden_states, kwargs, self._normed, deferred_sum)
+        return computed(y) if self._forward_hooks else y  # which may change in place what was given
+
+    def _normed(self: Any, part: Branch, x: torch.Tensor) -> torch.Tensor:
+        norm = self._modules[part.norm]
+        return norm.before(x) if part.norm in self.defers else norm(x)
 
 
 def with_native_layers(model: M, device: str = "cuda") -> M:
@@ -45,17 +51,7 @@ def with_native_layers(model: M, device: str = "cuda") -> M:
     see :func:`.copied_modules.with_modules`."""
     if any(parameter.device.type != device for parameter in model.parameters()):
         return model
-    native = with_modules(model, _as_native)
-    for parent in native.modules():
-        norms = [child for child in parent._modules.values() if isinstance(child, NativeRMSNorm)]
-        last = norms[0] if len(norms) == 1 else None  # a guess: what is computed for another norm is not taken
-        for layers in (child for child in parent._modules.values() if isinstance(child, nn.ModuleList)):
-            own: list[Any] = [layer if isinstance(layer, NativeLayer) else None for layer in layers]
-            firsts = [layer and layer.branches.first_norm(layer) for layer in own]
-            for layer, norm in zip(own, [*firsts[1:], last], strict=True):
-                if layer is not None:
-                    vars(layer)["next_norm"] = norm  # it is no module of the layer's own
-    return native
+    return with_modules(model, _as_native)
 
 
 def _as_native(layer: nn.Module) -> nn.Module | None:
@@ -63,31 +59,30 @@ def _as_native(layer: nn.Module) -> nn.Module | None:
     branches = branches_of(layer, norms) if norms and "forward" not in vars(layer) else None
     if branches is None:
         return None
-    fast = copy.copy(layer)
-    reclass(fast, NativeLayer, branches=branches)
+    ours = [part for part in branches.parts if _is_ours(layer._modules[part.module])]
+    afters = {part.module: layer._modules.get(part.after or "") for part in ours}
+    ends = {id(layer._modules[name]) for name, after in afters.items() if after is None or passes(after)}
+    fast = copy.copy(with_modules(layer, lambda module: _with_last(module) if id(module) in ends else None))
+    reclass(fast, NativeLayer, branches=branches, defers=frozenset(part.norm for part in ours))
     return fast
 
 
-def _sum(x: torch.Tensor, delta: torch.Tensor, after: Any, following: Any) -> torch.Tensor:
-    """Returns ``x + after(delta)``, which keeps its norm by ``following``."""
-    fits = following is not None and following.computes(x) and (delta.shape, delta.dtype) == (x.shape, x.dtype)
-    delta_weight, delta_epsilon = None, 0.0
-    if fits and _joins(after, delta, following):
-        delta_weight, delta_epsilon = after.numbers()
-    elif after is not None:
-        delta = after(delta)
-    if not fits:
-        return x + delta
-    own = {**following.form(), "delta_weight": delta_weight, "delta_epsilon": delta_epsilon}
-    total, normed = add_rms_norm(x, delta, *following.numbers(), **own)
-    keep_norm(total, following, normed)
-    return total
+def _is_ours(module: nn.Module | None) -> bool:
+    """Whether all weights of a module are those of layers of ours: others may read tensors in ways of their own, by
+    which they would not find out that one is deferred."""
+    assert module is not None
+    own = [m for m in module.modules() if m._parameters or m._buffers]
+    return all(isinstance(m, NativeLinear | MergedLinear | Int8Linear | NativeRMSNorm) for m in own)
 
 
-def _joins(after: Any, delta: torch.Tensor, following: Any) -> bool:
-    """Whether the norm of what is added can be computed with the one that follows: nobody else's code may expect to run
-    when it is called."""
-    if not isinstance(after, NativeRMSNorm) or not after.computes(delta) or after.numbers()[0] is None:
-        return False
-    module: Any = after
-    return after.form() == following.form() and not module._forward_hooks and not module._forward_pre_hooks
+def _with_last(module: nn.Module) -> nn.Module:
+    """Returns a module that ends a branch, with its last layer as such."""
+    fast = copy.copy(module)
+    fast._modules = dict(module._modules)
+    for name in _LAST:
+        layer = module._modules.get(name)
+        if layer is not None and type(layer) in _AS_LAST:
+            layer = copy.copy(layer)
+            layer.__class__ = _AS_LAST[type(layer)]
+            fast._modules[name] = layer
+    return fast

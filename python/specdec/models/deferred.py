@@ -1,6 +1,7 @@
 """What one kernel does at once, a model's code calls one after the other: it rotates queries and keys, hands keys and
 values to the cache, and then asks for attention. So the first two give tensors that have not been computed yet, which
-attention takes apart. Whoever else reads one has it computed first, so no model's code can tell the difference."""
+attention takes apart; so do norms before products, products before sums (``product``), and sums before norms
+(``norms``). Whoever else reads one has it computed first, so no model's code can tell the difference."""
 
 from __future__ import annotations
 
@@ -24,16 +25,17 @@ _OF_ITS_FORM = {
 
 class Deferred(torch.Tensor):
     """A tensor of a known form whose numbers ``compute`` gives, once they are read. ``source`` says to those who know
-    it how they come about."""
+    it how they come about, until they are there: since whoever read them may have changed them."""
 
     _compute: Callable[[], torch.Tensor]
-    source: Any
+    _source: object
+    _result: torch.Tensor | None
 
     @staticmethod
     def of(form: torch.Tensor, compute: Callable[[], torch.Tensor], source: object) -> Deferred:
         """``form`` has the shape, dtype and device of the result, and any numbers."""
         made = cast(Deferred, torch.Tensor._make_subclass(Deferred, form))
-        made._compute, made.source = compute, source
+        made._compute, made._source, made._result = compute, source, None
         return made
 
     @classmethod
@@ -45,12 +47,22 @@ class Deferred(torch.Tensor):
 
 
 def computed(given: Any) -> Any:
-    """Returns a plain tensor for a deferred one, and anything else as it is."""
-    return vars(given)["_compute"]() if type(given) is Deferred else given
+    """Returns a plain tensor for a deferred one, the same one each time, and anything else as it is."""
+    if type(given) is not Deferred:
+        return given
+    own = vars(given)
+    if own["_result"] is None:
+        settle(given, own["_compute"]())
+    return own["_result"]
+
+
+def settle(given: torch.Tensor, result: torch.Tensor) -> None:
+    """Gives a deferred tensor its numbers."""
+    vars(given).update(_result=result, _source=None, _compute=None)
 
 
 def source_of(given: object) -> object:
-    return vars(given)["source"] if type(given) is Deferred else None
+    return vars(given)["_source"] if type(given) is Deferred else None
 
 
 class Rotation(NamedTuple):

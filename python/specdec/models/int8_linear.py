@@ -10,7 +10,7 @@ from torch import nn
 from specdec_kernels import Packing, pack_int8, unpack_int8
 
 from .linear import is_plain
-from .product import DTYPES, product
+from .product import DTYPES, deferred_product, product
 
 ROWS = 8  # of which weights have whole multiples
 AT_ONCE = 512  # rows that are looked up
@@ -32,6 +32,13 @@ class Int8Linear(nn.Linear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return product(x, self.weight, self.bias)
+
+
+class LastInt8Linear(Int8Linear):
+    """The last layer of a branch, as :class:`.linear.LastLinear`."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) if self._forward_hooks else deferred_product(x, self.weight, self.bias)
 
 
 def rows_of_int8(packed: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:

@@ -56,7 +56,7 @@ class Writer:
         self._counter: torch.Tensor | None = None
 
     def set(self, slots: torch.Tensor, visible: int, first_row: int, defers: bool = False) -> None:
-        self.slots, self.visible, self.defers, self._counter = slots, visible, defers, None
+        self.slots, self.visible, self.defers = slots, visible, defers
         size = slots.shape[0]
         # For all rows the slice has no bounds, because a compiled forward would make bounds constants of its graph.
         self.rows = slice(None) if size == self.batch_size else slice(first_row, first_row + size)
@@ -70,10 +70,14 @@ class Writer:
         return index
 
     def counter(self, count: int) -> torch.Tensor:
-        """Returns at least so many int32 zeros, made once a forward, which those who use them make zeros again."""
-        if self._counter is None or len(self._counter) < count:
-            self._counter = torch.zeros(count, dtype=torch.int32, device=self.device)
-        return self._counter
+        """Returns at least so many int32 zeros, which those who use them make zeros again. They are made once, but in
+        a graph that is captured, whose replays alone would make them zeros."""
+        if self._counter is not None and len(self._counter) >= count:
+            return self._counter
+        made = torch.zeros(count, dtype=torch.int32, device=self.device)
+        if not (made.is_cuda and torch.cuda.is_current_stream_capturing()):
+            self._counter = made
+        return made
 
     def flat(self, slots: torch.Tensor, num_heads: int, rows: slice = slice(None)) -> torch.Tensor:
         """Returns [n * num_heads * q] int64, in the order of keys [n, num_heads, q, D]: where ``slots`` [n, q] of the n

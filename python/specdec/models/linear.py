@@ -15,7 +15,7 @@ from specdec_kernels import Packing, build_info, linear, linears
 from .beside import Beside, beside_in
 from .copied_modules import with_modules
 from .native_setting import is_wanted
-from .product import DEVICE, DTYPES, product, takes
+from .product import DEVICE, DTYPES, deferred_product, product, takes
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -39,6 +39,15 @@ class NativeLinear(nn.Linear):
             return beside.take(self, x)
         rows = x if x.dim() == 3 else x.reshape(1, -1, self.in_features)
         return linear(rows, self.weight, self.bias, self.packing).view(*x.shape[:-1], self.out_features)
+
+
+class LastLinear(NativeLinear):
+    """The last layer of a branch, whose product is left to the sum that follows where that can compute it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self._forward_hooks or is_ours(x) or self.packing != Packing.NONE or self.weight.dtype != x.dtype:
+            return super().forward(x)
+        return deferred_product(x, self.weight, self.bias)
 
 
 def with_native_linear(model: M) -> M:

@@ -11,19 +11,19 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Literal, TypeVar
 from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
 
 from .beside import BESIDE, Beside, Names, all_beside, beside_in
-from .copied_modules import with_modules
+from .copied_modules import is_hooked, with_modules
 from .int8_linear import Int8Linear
 from .linear import is_plain
 from .native_setting import is_wanted
 from .prefill import is_out_of_memory
-from .product import product
+from .product import gated_product, product
 
 M = TypeVar("M", bound=nn.Module)
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -91,6 +91,10 @@ class _Product:
         self.bias = None if layers[0].bias is None else whole_of([layer.bias for layer in layers])
 
     @property
+    def biases(self) -> torch.Tensor | None:
+        return None if self.bias is None else self.bias.tensor
+
+    @property
     def is_one(self) -> bool:
         if not self.weight.has([layer.weight for layer in self.layers]):
             return False
@@ -100,8 +104,19 @@ class _Product:
     def __call__(self, x: torch.Tensor) -> Sequence[torch.Tensor]:
         if not self.is_one:
             return [product(x, layer.weight, layer.bias) for layer in self.layers]
-        y = product(x, self.weight.tensor, None if self.bias is None else self.bias.tensor)
+        y = product(x, self.weight.tensor, self.biases)
         return y.split(self.sizes, -1)
+
+
+def gated_together(
+    x: torch.Tensor, gate: nn.Module, up: nn.Module, activation: Literal["silu", "gelu_tanh"]
+) -> torch.Tensor | None:
+    """Returns ``activation(gate(x)) * up(x)`` as one product, if these two are one and its kernel gates."""
+    own = vars(gate).get("beside")
+    merged = own.compute if isinstance(own, Beside) and own.layers == [gate, up] else None
+    if not isinstance(merged, _Product) or not merged.is_one or is_hooked(gate) or is_hooked(up):
+        return None
+    return gated_product(x, merged.weight.tensor, merged.biases, activation)
 
 
 def with_merged(model: M, device: str = "cuda", names: Names = BESIDE) -> M:

@@ -1,5 +1,5 @@
 """Norms, rotary embeddings and gated layers of a model, by operations of our own: on a CPU (csrc/cpu/elementwise.cpp),
-and of a step on a GPU, but for angles, by Triton.
+and of a step on a GPU by Triton.
 
 What a module or a function computes is found by trying it: one that gives what our operation gives, for numbers of many
 sizes, is exchanged, whatever its code is.
@@ -17,50 +17,18 @@ import torch
 from torch import nn
 from torch.utils._triton import has_triton
 
-from specdec_kernels import MOST_ATTENDING, gated, rms_norm, rope_angles, rotate
+from specdec_kernels import MOST_ATTENDING, gated, rope_angles, rotate
 
-from .ahead import take_norm
 from .copied_modules import reclass, with_globals, with_modules
 from .deferred import deferred_rotation
-from .linear import has_native, is_ours
+from .linear import has_native
+from .merged import gated_together
 from .native_setting import is_wanted
+from .norms import computes, native_norm
 
 M = TypeVar("M", bound=nn.Module)
 ROTARY = "apply_rotary_pos_emb"
-_EPSILONS = ("variance_epsilon", "eps", "epsilon")
 _SIZE = 64  # of what is tried
-_ON_GPUS = (torch.float32, torch.bfloat16, torch.float16)
-
-
-class NativeRMSNorm:
-    """Of a module that computes RMSNorm."""
-
-    offset: float
-    epsilon_name: str
-    round_first: bool
-
-    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
-        if (normed := take_norm(x, self)) is not None:
-            return normed
-        return rms_norm(x, *self.numbers(), **self.form()) if self.computes(x) else super().forward(x)  # type: ignore[misc]
-
-    def computes(self, x: torch.Tensor) -> bool:
-        weight, _ = self.numbers()
-        return computes(x) and (weight is None or weight.dtype == x.dtype)
-
-    def numbers(self: Any) -> tuple[torch.Tensor | None, float]:
-        """Returns the weight and the epsilon of the module."""
-        return getattr(self, "weight", None), getattr(self, self.epsilon_name)
-
-    def form(self) -> dict[str, Any]:
-        return {"offset": self.offset, "round_first": self.round_first}
-
-
-def computes(x: torch.Tensor) -> bool:
-    """Whether operations of our own compute with what a module is given, where they are there at all."""
-    if x.device.type != "cuda":
-        return is_ours(x)
-    return x.dtype in _ON_GPUS and not torch.is_grad_enabled() and not torch.is_autocast_enabled("cuda")
 
 
 def has_parts(device: str) -> bool:
@@ -85,59 +53,8 @@ def with_native_parts(model: M, defers: bool = False) -> M:
 
 
 def _norm_angles_or_gated(module: nn.Module) -> nn.Module | None:
-    found = (exchanged(module) for exchanged in (_norm, _angles, _gated))
+    found = (exchanged(module) for exchanged in (native_norm, _angles, _gated))
     return next((fast for fast in found if fast is not None), None)
-
-
-def _norm(module: nn.Module) -> nn.Module | None:
-    parameters = {name: p for name, p in module._parameters.items() if p is not None}
-    names = [name for name in _EPSILONS if isinstance(vars(module).get(name), float)]
-    if len(names) != 1 or module._modules or not parameters.keys() <= {"weight"} or "forward" in vars(module):
-        return None
-    weight = parameters.get("weight")
-    dtypes = _ON_GPUS if weight is not None and weight.is_cuda else (torch.float32,)
-    if weight is not None and (weight.dtype not in dtypes or weight.dim() != 1):
-        return None
-    kind: Any = type(module)
-    found = _computed_by(kind, names[0], weight is not None)
-    if found is None:
-        return None
-    fast = copy.copy(module)
-    reclass(fast, NativeRMSNorm, epsilon_name=names[0], **found)
-    return fast
-
-
-@functools.cache
-def _computed_by(kind: Any, epsilon: str, weighted: bool) -> dict[str, Any] | None:
-    """Returns how a class computes RMSNorm, as ``offset`` and ``round_first`` of :func:`specdec_kernels.rms_norm`;
-    None: it computes something else."""
-    if [*inspect.signature(kind.forward).parameters][2:]:
-        return None
-    tried = kind.__new__(kind)
-    nn.Module.__init__(tried)
-    generator = torch.Generator().manual_seed(0)
-    weight = torch.randn(_SIZE, generator=generator)
-    setattr(tried, epsilon, 1e-3)
-    x = torch.randn(8, _SIZE, generator=generator) * torch.logspace(-3, 4, 8)[:, None]
-
-    def result(dtype: torch.dtype) -> torch.Tensor:
-        if weighted:
-            tried.register_parameter("weight", nn.Parameter(weight.to(dtype), requires_grad=False))
-        return tried(x.to(dtype))
-
-    try:
-        found, half = result(torch.float32), result(torch.bfloat16)
-    except Exception:  # other classes need what this one was not given
-        return None
-    for offset in (0.0, 1.0) if weighted else (0.0,):
-        own = rms_norm(x, weight if weighted else None, 1e-3, offset=offset)
-        if found.dtype == own.dtype and found.shape == own.shape and torch.allclose(found, own, rtol=1e-5, atol=1e-6):
-            factor = weight.bfloat16().float() + offset
-            wide = rms_norm(x.bfloat16().float(), None, 1e-3)
-            rounded = [(y * factor).bfloat16() if weighted else y for y in (wide, wide.bfloat16().float())]
-            late, first = ((y != half).sum() for y in rounded)
-            return {"offset": offset, "round_first": bool(first < late)}
-    return None
 
 
 def _with_rotation(module: nn.Module, defers: bool = False) -> nn.Module | None:
@@ -204,10 +121,10 @@ class NativeAngles:
 
     def forward(self: Any, x: torch.Tensor, position_ids: torch.Tensor, layer_type: str | None = None):
         kind = "" if layer_type is None else f"{layer_type}_"
-        if not is_ours(x) or position_ids.dim() != 2:
+        if not computes(x) or position_ids.dim() != 2:
             return super().forward(x, position_ids, *([] if layer_type is None else [layer_type]))  # type: ignore[misc]
         scale = getattr(self, f"{kind}attention_scaling")
-        return rope_angles(position_ids, getattr(self, f"{kind}inv_freq"), scale=scale)
+        return rope_angles(position_ids, getattr(self, f"{kind}inv_freq"), scale=scale, dtype=x.dtype)
 
 
 def _angles(module: nn.Module) -> nn.Module | None:
@@ -236,7 +153,8 @@ def _computes_angles(module: nn.Module, fast: nn.Module, kind: str, more: Sequen
     types = of_kind if isinstance(of_kind, dict) else {"": of_kind}
     if not {*types.values()}.isdisjoint(("dynamic", "longrope")) or getattr(module, f"{kind}inv_freq").dim() != 1:
         return False
-    x, positions = torch.zeros(1, 1, 1), torch.tensor([[0, 1, 7, 100, 2047]])
+    device = getattr(module, f"{kind}inv_freq").device
+    x, positions = torch.zeros(1, 1, 1, device=device), torch.tensor([[0, 1, 7, 100, 2047]], device=device)
     given = [kind.removesuffix("_")] if more else []
     try:
         with torch.no_grad():
@@ -256,7 +174,8 @@ class NativeGated:
     def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
         if not computes(x) or x.dim() != 3 or torch.is_autocast_enabled("cpu"):
             return super().forward(x)  # type: ignore[misc]
-        return self.down_proj(gated(self.gate_proj(x), self.up_proj(x), self.activation))
+        y = gated_together(x, self.gate_proj, self.up_proj, self.activation)
+        return self.down_proj(gated(self.gate_proj(x), self.up_proj(x), self.activation) if y is None else y)
 
 
 def _gated(module: nn.Module) -> nn.Module | None:

@@ -15,8 +15,9 @@ from .cached_model import CachedModel
 from .decoder_layers import NativeLayer, with_native_layers
 from .int8_linear import Int8Linear
 from .linear import NativeLinear
-from .native_parts import NativeAngles, NativeGated, NativeRMSNorm
+from .native_parts import NativeAngles, NativeGated
 from .native_setting import SETTING, is_wanted
+from .norms import NativeRMSNorm
 from .product import MOST_ROWS, MOST_ROWS_INT8, UNIT, has_kernel
 
 

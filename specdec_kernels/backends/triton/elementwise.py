@@ -1,6 +1,6 @@
 """What stands between the products of a decoder layer, of a GPU's step: ``rms_norm``, alone and after an addition,
-``rotate`` and ``gated``, each in one launch where PyTorch takes five to eight. What transformers' modules round to the
-dtype of their numbers is rounded here, too."""
+``rotate`` and ``gated``, and ``rope_angles`` once a forward, each in one launch where PyTorch takes five to nine. What
+transformers' modules round to the dtype of their numbers is rounded here, too."""
 
 from __future__ import annotations
 
@@ -117,6 +117,30 @@ def rotate_kernel(
     tl.store(y + second, rounded(b * cos, y_ptr) + rounded(a * sin, y_ptr), mask=inside)
 
 
+@triton.jit(do_not_specialize=["row_stride"])
+def rope_angles_kernel(
+    positions_ptr,  # [rows, tokens], by rows
+    frequencies_ptr,  # [HALF]
+    cos_ptr,  # [rows, tokens, 2 HALF]
+    sin_ptr,
+    row_stride,
+    SCALE: tl.constexpr,
+    HALF: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    token, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    i = tl.arange(0, WIDTH)
+    inside = i < HALF
+    position = tl.load(positions_ptr + row * row_stride + token).to(tl.float32)
+    angle = position * floats(frequencies_ptr, i, inside)
+    cos, sin = tl.cos(angle) * SCALE, tl.sin(angle) * SCALE
+    at = (row * tl.num_programs(0) + token) * 2 * HALF + i
+    tl.store(cos_ptr + at, cos, mask=inside)
+    tl.store(cos_ptr + at + HALF, cos, mask=inside)
+    tl.store(sin_ptr + at, sin, mask=inside)
+    tl.store(sin_ptr + at + HALF, sin, mask=inside)
+
+
 @triton.jit(do_not_specialize=["size", "gate_stride", "up_stride"])
 def gated_kernel(
     gate_ptr,  # [rows, size], by strides
@@ -207,6 +231,26 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     return y
 
 
+def rope_angles(
+    positions: torch.Tensor, frequencies: torch.Tensor, scale: float, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if positions.dim() != 2 or positions.dtype != torch.int64:
+        raise RuntimeError("specdec_kernels: positions has a wrong shape or dtype")
+    if frequencies.dim() != 1 or frequencies.device != positions.device:
+        raise RuntimeError("specdec_kernels: frequencies has a wrong shape or device")
+    (rows, tokens), half = positions.shape, frequencies.shape[0]
+    cos, sin = (torch.empty(rows, tokens, 2 * half, dtype=dtype, device=positions.device) for _ in range(2))
+    positions, frequencies = dense_rows(positions), frequencies.contiguous()
+    if cos.numel() == 0:
+        return cos, sin
+    with device_guard(positions):
+        rope_angles_kernel[tokens, rows](
+            positions, frequencies, cos, sin, positions.stride(0),
+            SCALE=scale, HALF=half, WIDTH=triton.next_power_of_2(half), num_warps=1, enable_fp_fusion=False,
+        )  # fmt: skip
+    return cos, sin
+
+
 def gated(gate: torch.Tensor, up: torch.Tensor, gelu: bool) -> torch.Tensor:
     _require(up, tuple(gate.shape), gate, "up")
     y, size = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device), gate.shape[-1]
@@ -222,4 +266,5 @@ def gated(gate: torch.Tensor, up: torch.Tensor, gelu: bool) -> torch.Tensor:
 ops.implement("rms_norm_triton", rms_norm)
 ops.implement("add_rms_norm_triton", add_rms_norm)
 ops.implement("rotate_triton", rotate)
+ops.implement("rope_angles_triton", rope_angles)
 ops.implement("gated_triton", gated)

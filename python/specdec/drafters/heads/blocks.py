@@ -17,7 +17,8 @@ from specdec_kernels import rotate
 
 from ...checks import one_line, refuse
 from ...models.kv_cache import StaticKVCache
-from ...models.native_parts import computes, has_parts
+from ...models.native_parts import has_parts
+from ...models.norms import computes
 from .fields import OF_LAYERS, check_fields
 from .interface import Head
 
