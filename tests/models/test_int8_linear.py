@@ -12,14 +12,17 @@ from specdec.drafters.heads.vocabulary import target_head
 from specdec.models import few_bits
 from specdec.models import linear as layers
 from specdec.models import product as module
+from specdec.models.cached_model import CachedModel
 from specdec.models.few_bits import round_weights
 from specdec.models.int8_linear import Int8Linear, can_be_int8, to_int8
 from specdec.models.linear import with_native_linear
 from specdec.models.merged import MergedInt8Linear, is_merged_as_before, with_merged
 from specdec.models.native_report import native_report
 from specdec.models.packed_weights import is_packed, num_parameters, rows_of, weight_of, width_of
-from specdec.models.product import MOST_ROWS_INT8, product
+from specdec.models.product import MOST_ROWS, MOST_ROWS_INT8, product
 from support.captured import on_gpu
+from support.feeding import feed
+from support.native_layers import as_on_a_gpu
 from torch import nn
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -127,6 +130,30 @@ def test_layers_beside_each_other_are_one_product(calls):
     mixed = copy.deepcopy(own)
     mixed.model.layers[0].self_attn.q_proj = nn.Linear(64, 64, False, device=DEVICE, dtype=torch.bfloat16)
     assert sum(type(m) is MergedInt8Linear for m in with_merged(mixed, DEVICE).modules()) == 7
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_norms_gates_and_sums_are_computed_on_the_way(monkeypatch, dtype):
+    """In a step of few tokens of a model whose every layer is in 8 bits, as in one of 16 bits."""
+    counted = as_on_a_gpu(monkeypatch)
+    own, twin = tiny(dtype=dtype), tiny(dtype=dtype)
+    to_int8([m for m in own.modules() if can_be_int8(m)], "cpu")
+    for mine, its in zip(own.modules(), twin.modules(), strict=True):
+        if isinstance(mine, Int8Linear):
+            its.weight.data = unpack_int8(mine.weight, dtype)
+    cached, exact = CachedModel(own, attention="model"), CachedModel(twin, attention="model")
+    for count in (1, 5, MOST_ROWS, MOST_ROWS + 1):
+        found, expected = (logits_of(each, count) for each in (cached, exact))
+        assert torch.equal(found, expected)
+    for count, each in ((MOST_ROWS - 1, (4, 4, 1)), (MOST_ROWS + 2, (0, 0, 9))):  # which nothing has recorded yet
+        counted.clear()
+        logits_of(cached, count)
+        assert (counted["norm_linear"], counted["add_linear"], counted["linear"]) == each
+
+
+@torch.inference_mode()
+def logits_of(cached: CachedModel, count: int) -> torch.Tensor:
+    return feed(cached, cached.new_cache(1, 40), [list(range(3, 3 + count))])
 
 
 @pytest.mark.parametrize("bias", [None, torch.arange(56.0).bfloat16()])
