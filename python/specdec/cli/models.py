@@ -38,10 +38,10 @@ class ModelOptions:
     )
     load_in_8bit: bool = option(
         False,
-        "The weights in 8 bits, which changes the model: by ours on a CPU; on a GPU the target's, by bitsandbytes.",
+        "The target's weights in 8 bits, on a CPU the draft's, too: the text is that of this other model.",
         "--load-in-8bit",
     )
-    load_in_4bit: bool = option(False, "The target's in 4 bits, on a GPU.", "--load-in-4bit")
+    load_in_4bit: bool = option(False, "The target's in 4 bits, on a GPU, by bitsandbytes.", "--load-in-4bit")
     machine: MachineOptions = field(default_factory=MachineOptions)
 
     def __post_init__(self) -> None:
