@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import torch
 
 from .backends import operation, unavailable
@@ -122,6 +124,31 @@ def store_and_attend(
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     run = operation("store_and_attend", backend, q.device.type)
     return run(q, k, v, keys, values, slots, seen, *(angles or (None, None)), sinks, counter, scale, softcap or 0.0)
+
+
+def bytes_beside_caches(
+    rows: int, tokens: int, key_heads: int, group: int, slots: int, value_size: int, dtype: torch.dtype
+) -> int:
+    """Returns how many bytes of the device's memory one call of :func:`store_and_attend` by Triton takes until it ends,
+    for the parts of its sums; 0 where there is no Triton.
+
+    Args:
+        rows, tokens, slots: n, T and S of that call, each >= 1.
+        key_heads, group: H_kv and H / H_kv.
+        value_size: D_v.
+        dtype: of q, float32, bfloat16 or float16.
+
+    Example:
+        >>> import torch
+        >>> from specdec_kernels import bytes_beside_caches
+        >>> bytes_beside_caches(32, 5, 8, 4, 8192, 128, torch.bfloat16) >> 20  # Llama-3.1-8B, MiB
+        81
+    """
+    if importlib.util.find_spec("triton") is None:
+        return 0
+    from .backends.triton.attend import bytes_beside
+
+    return bytes_beside(rows, tokens, key_heads, group, slots, value_size, dtype.itemsize)
 
 
 def _check(q, k, v, keys, values, slots, seen, angles, sinks, counter) -> None:

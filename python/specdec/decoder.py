@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -471,6 +472,7 @@ class SpeculativeDecoder:
             step=step,
             nodes=self._tree_slots,
             row_bytes=row_bytes,
+            beside=functools.partial(self.target.bytes_beside_caches, tokens=window),
         )
 
     @property

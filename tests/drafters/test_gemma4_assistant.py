@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
-from specdec import Request, Scheduler, SpeculativeDecoder, load_head
+from specdec import AdaptiveDrafts, Request, Scheduler, SpeculativeDecoder, load_head
 from specdec.models.kv_cache import cache_argument
 from support.compare_heads import compare
 from support.heads import write
@@ -109,6 +109,15 @@ def test_texts_are_the_targets(tmp_path):
             return found
 
         assert texts(head) == texts(None)
+
+
+def test_steps_have_fewer_rows_than_the_batch(tmp_path):
+    """Of the target's keys, a draft reads those of the step's rows."""
+    whole, (_, folder) = target(), assistant(tmp_path)
+    head, settings = load_head(folder, whole, check=False), {"params": SamplingParams(0.0), "max_new_tokens": 12}
+    scheduler = Scheduler(SpeculativeDecoder(whole, head, AdaptiveDrafts(3, costs=[1.0] * 4)), rows=3, max_length=40)
+    for _ in scheduler.run([Request(p, **settings) for p in prompts(2, 5, 9)]):
+        assert scheduler.batch.device_rows.count == 2 and scheduler.drafter_error is None
 
 
 def test_what_is_refused(tmp_path):

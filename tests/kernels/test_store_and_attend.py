@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from specdec_kernels import store_and_attend
+from specdec_kernels import bytes_beside_caches, store_and_attend
 from specdec_kernels.backends.reference_attend import mask_of
+from specdec_kernels.backends.triton import attend
 from specdec_kernels.ops import handle
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -323,6 +324,37 @@ def test_tensors_of_any_strides():
     all_rows = [x.expand(2, -1, -1) for x in one]
     found = [of.run(cos=cos, sin=sin)[0] for cos, sin in (one, all_rows)]
     assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_ranges_that_begin_before_the_first_slot(backend):
+    """And paths with gaps, which tell no more."""
+    of = case(tree=(-1, 0, 0, 1))
+    seen = of.given["seen"].clone()
+    seen[..., 0] = torch.where(seen[..., 0] == 0, -(2**31) + 5, seen[..., 0])
+    assert (seen[..., 0] < 0).any()
+    wider = torch.cat((seen[..., :2], torch.full_like(seen[..., :1], -1), seen[..., 2:]), -1)
+    for own, other in zip(of.run(backend), of.run(backend, seen=wider), strict=True):
+        assert torch.equal(own, other)
+
+
+class Launched:
+    """Stands for the kernel, and keeps what it is given."""
+
+    def __getitem__(self, grid):
+        return lambda *given, **more: vars(self).update(given=given)
+
+
+def test_what_it_takes_beside_the_caches(monkeypatch):
+    """The parts of a launch, and their sums."""
+    wide = case(tokens=8, heads=(24, 2), size=32, value_size=64, capacity=3000, dtype=torch.float16)
+    for of in (case(), wide):
+        monkeypatch.setattr(attend, "attend_kernel", launched := Launched())
+        of.run()
+        (rows, heads, tokens, _), (_, key_heads, slots, value_size) = of.given["q"].shape, of.values.shape
+        sizes = rows, tokens, key_heads, heads // key_heads, slots, value_size
+        parts = [x for x in launched.given if isinstance(x, torch.Tensor) and x.dim() == 5]
+        assert len(parts) == 2 and sum(x.nbytes for x in parts) == bytes_beside_caches(*sizes, of.given["q"].dtype)
 
 
 def test_nothing_to_compute():

@@ -40,6 +40,7 @@ OTHERS = {
     "rms_norm_kernel",
     "add_rms_norm_kernel",
     "rotate_kernel",
+    "rope_angles_kernel",
     "gated_kernel",
 }  # launched as Triton sees fit
 INF = float("inf")

@@ -37,6 +37,22 @@ def test_exact_limits_are_enough_and_one_less_is_not():
         plan(8, 2048, free=slots * EACH - 1)
 
 
+def test_what_forwards_take_beside_caches_has_to_be_free():
+    """And is asked for what was planned."""
+
+    def planned(free):
+        def beside(rows, slots):
+            return 1000 * rows + slots
+
+        given = {"slot_bytes": COST, "positions": {}, "free_memory": lambda: free, "beside": beside}
+        return plan_caches(8, 2048, cache_bytes=8 * 2049 * EACH, **given)
+
+    least = 8 * 2049 * EACH + 8000 + 2049
+    assert planned(least) == planned(None) == plan(8, 2048)
+    with pytest.raises(ValueError, match=r"^cache: got 288.14 MiB \(.*\) and 9.81 KiB beside them, allowed: <= 288.15"):
+        planned(least - 1)
+
+
 def test_refusals_have_the_numbers():
     with pytest.raises(ValueError) as refused:
         plan(8, 2048, cache_bytes=1000000)

@@ -4,6 +4,7 @@ runs in Triton's interpreter if there is no GPU. What has been deferred until th
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from specdec import SpeculativeDecoder
 from specdec.models import attention, deferred
 from specdec.models.attention import seen_slots
 from specdec.models.attention_choice import choose
+from specdec.models.cache_plan import UNCHECKED
 from specdec.models.cached_model import CachedModel
 from specdec.models.deferred import Deferred, computed, deferred_rotation
 from specdec.models.kv_cache import StaticKVCache
@@ -21,7 +23,7 @@ from support.model_types import CASES, model_of
 from support.models import prompts, tiny_model
 from test_attention_models import ATTENTIVE
 
-from specdec_kernels import MOST_ATTENDING
+from specdec_kernels import MOST_ATTENDING, bytes_beside_caches
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="test_fused_attention_gpu.py has them there")
 # Rotation, norms of queries and keys, soft caps, windows, one key head, sinks, layers without rotation, a part of which
@@ -191,6 +193,24 @@ def test_gradients_are_flex_attentions(calls, monkeypatch):
         layout = cached.layout(places, places, 19)
         assert not cached._fuses(2, None) and layout.mask is None
     assert cached._fuses(2, None) and not calls
+
+
+def test_what_it_takes_beside_caches_is_planned(monkeypatch):
+    own, fused = (CachedModel(tiny_model(), attention=name) for name in ("model", "fused"))
+    [(keys, _)] = {*fused.layer_slots()}
+    group = fused.config.num_attention_heads // keys.heads
+    most = bytes_beside_caches(3, MOST_ATTENDING, keys.heads, group, 1000, keys.size, torch.float32)
+    assert fused.bytes_beside_caches(3, 1000, 20) == most > fused.bytes_beside_caches(3, 1000, 1) > 0
+    assert own.bytes_beside_caches(3, 1000, 5) == 0
+    monkeypatch.setattr("specdec.models.cached_model.choose", lambda model, requested: choose(model, "fused"))
+    decoder = SpeculativeDecoder(tiny_model(), num_drafts=4)
+    slots, rows = decoder.plan_caches(1, 60).capacity, 5000
+    caches = decoder.plan_caches(rows, 60).bytes
+    needed = caches + decoder.target.bytes_beside_caches(rows, slots, 5)
+    for free in (needed, needed - 1):
+        monkeypatch.setattr(decoder.target, "free_memory", lambda free=free: free)
+        with pytest.raises(ValueError, match="beside them, allowed: <= ") if free < needed else nullcontext():
+            assert decoder.plan_caches(rows, 60).bytes == caches > UNCHECKED
 
 
 @pytest.mark.parametrize("length", [3, pytest.param(9, marks=pytest.mark.nightly)])

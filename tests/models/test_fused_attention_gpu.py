@@ -9,6 +9,7 @@ import pytest
 import torch
 from specdec import SpeculativeDecoder
 from specdec.models.cached_model import CachedModel
+from specdec.models.native_parts import NativeAngles
 from specdec.models.tree import Tree
 from support.captured import on_gpu
 from support.models import DECODER, prompts
@@ -62,6 +63,18 @@ def test_it_gives_the_logits_and_the_keys_of_the_model(model_type, of_tree, dtyp
     assert (logits - own).abs().max() <= allowed * own.abs().max()
     for a, b in zip(stored, its_stored, strict=True):
         assert (a - b)[:, :, :-1].abs().max() <= allowed * b.abs().max()
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
+def test_angles_are_those_of_the_model(dtype):
+    """In one launch, with the same bits."""
+    model = model_of("llama", dtype)
+    angles = CachedModel(model).steps.model.rotary_emb
+    assert isinstance(angles, NativeAngles) and not isinstance(model.model.rotary_emb, NativeAngles)
+    positions = torch.tensor([[0, 1, 17, 100], [3, 2047, 131071, 5]], device="cuda")
+    x = torch.zeros(1, dtype=dtype, device="cuda")
+    for own, theirs in zip(angles(x, positions), model.model.rotary_emb(x, positions), strict=True):
+        assert own.dtype == dtype and torch.equal(own, theirs)
 
 
 def test_errors_of_half_precision():

@@ -10,17 +10,20 @@ from collections import Counter
 import pytest
 import torch
 from specdec import SpeculativeDecoder
+from specdec.models import product as on_the_way
 from specdec.models.cached_model import CachedModel
 from specdec.models.deferred import Deferred, computed, source_of
 from specdec.models.linear import LastLinear
 from specdec.models.product import MOST_ROWS, Norm, Product, added_product, deferred_norm, deferred_product, product
 from specdec.models.tree import Tree
+from support.captured import on_gpu
 from support.feeding import feed
 from support.model_types import model_of
-from support.models import prompts, tiny_model, tunable_pair
+from support.models import DECODER, prompts, tiny_model, tunable_pair
 from support.native_layers import as_on_a_gpu, unhooked
 from torch import nn
 from torch.nn import functional as F
+from transformers import LlamaConfig, LlamaForCausalLM
 
 # Of a forward through two layers: products with a norm before them, and with a sum after them.
 WHOLE = (4, 4)
@@ -94,6 +97,7 @@ def test_logits_are_those_of_transformers(case, calls):
         torch.testing.assert_close(own, its, rtol=1e-4, atol=5e-5)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="Triton compiles, and interprets nothing")
 @pytest.mark.parametrize("case", ["llama", "qwen2", "gemma2"])
 def test_errors_of_half_precision(case, calls):
     """No larger than those of transformers' own modules, against a forward in float32."""
@@ -129,6 +133,20 @@ def test_more_tokens_go_as_before(calls):
         logits_of(cached, count)
         own = calls["norm_linear"], calls["add_linear"], calls["add_rms_norm"], calls["gated"]
         assert own == ((4, 4, 0, 0) if count == MOST_ROWS else (0, 0, 4, 2))
+
+
+@on_gpu
+@torch.inference_mode()
+def test_errors_on_a_gpu(monkeypatch):
+    """Of the kernel itself, in bfloat16."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16, "num_hidden_layers": 2}
+    model, called, own = LlamaForCausalLM(LlamaConfig(**{**DECODER, **sizes})).eval(), [], on_the_way.norm_linear
+    monkeypatch.setattr(on_the_way, "norm_linear", lambda *a, **b: called.append(a) or own(*a, **b))
+    half = copy.deepcopy(model).to("cuda", torch.bfloat16)
+    steps, tokens = CachedModel(half, attention="model").steps, torch.tensor(prompts(2, 5, 5)).cuda()
+    exact, its, found = (m(tokens, use_cache=False).logits.float() for m in (model.cuda(), half, steps))
+    assert len(called) == 4 and 0 < (found - exact).norm() <= 1.2 * (its - exact).norm()
 
 
 # ---- Who else there is

@@ -88,7 +88,11 @@ MUTATIONS: list[Mutation] = [
             ),
             "rows-begin-again-in-every-step": ("        self._edited.clear()\n", "", STATES),
             "rows-take-empty-slots-for-an-end": (".any(-1) & (index < count[:, None])", ".any(-1)", SERVING),
-            "rows-keep-a-stale-last-token": ("self._places[:2] + 2).T", "self._places[:2] + 1).T", DECODER),
+            "rows-keep-a-stale-last-token": (
+                "count[:, None] + self._two).T",
+                "(count[:, None] - 1).clamp(0) + self._two).T",
+                DECODER,
+            ),
             "rows-count-steps-instead-of-tokens": ("self.room.sub_(count)", "self.room.sub_(1)", DECODER),
             "rows-pad-into-slot-0": (
                 "torch.where(counts, places, self._trash)",

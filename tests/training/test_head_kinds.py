@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from specdec import HeadDrafter, SpeculativeDecoder, load_head
-from specdec.drafters.heads.interface import known_rows, layout_of
+from specdec.drafters.heads.interface import known_rows
 from specdec.models.features import FeatureStore
 from specdec.models.kv_cache import visible_slots
 from specdec.models.supported import cached_model
@@ -97,10 +97,10 @@ def drafted(head, target, tokens: list[int], known: int, depth: int) -> list[tor
     cache.features = store
     target.prefill(cache, [tokens])
     end, last, places = torch.tensor([known - 1]), torch.tensor([tokens[known - 1]]), torch.arange(known - 1)[None]
-    rows = known_rows(store, places, end, last, visible_slots(capacity, capacity))
+    rows = known_rows(head, store, places, end, last, visible_slots(capacity, capacity))
     after = torch.arange(known - 1, known + depth - 2)[None]
     drafts = head.draft(
-        rows, layout_of(after, after, rows.layout.visible), head.new_cache(1, capacity), depth
+        rows, head.layout(after, after, rows.layout.visible), head.new_cache(1, capacity), depth
     )  # fmt: skip
     found = [next(drafts)]
     return found + [drafts.send(torch.tensor([[tokens[known + i]]])) for i in range(depth - 1)]

@@ -54,7 +54,7 @@ class Rows:
         self._off = dict(zip(PARAMETERS, off, strict=True))
         self._sequences: dict[int, Sequence] = {}  # of occupied rows
         self.columns = torch.arange(max(most_drafts, nodes) + 1, device=device)
-        self._places = torch.arange(-2, most_drafts, device=device)
+        self._places, self._two = (torch.arange(*ends, device=device) for ends in ((-2, most_drafts), (2,)))
         self._edited: dict[int, Sequence | None] = {}
         self._wanted, self._ranked = [0] * size, [0] * size
         self.use(size)
@@ -153,7 +153,7 @@ class Rows:
         return Step(
             **known,
             greedy=self.greedy,
-            lengths=(self.known - 1).clamp_(0),
+            lengths=places[:, 1].clamp(0),
             position=self.known,
             last_two=self.last_two,
             positions=places * counts,
@@ -181,7 +181,7 @@ class Rows:
         self.room.sub_(count).mul_(~(ended | failed))
         self.known.add_(count)
         known = torch.cat((self.last_two, tokens), 1)
-        self._last_two.copy_(known.gather(1, count[:, None] + self._places[:2] + 2).T)
+        self._last_two.copy_(known.gather(1, count[:, None] + self._two).T)
         return count
 
 

@@ -13,7 +13,9 @@ import torch
 from torch import nn
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from specdec_kernels import MOST_ATTENDING
 from specdec_kernels import attend as attend_to_slots
 
 from ..checks import refuse
@@ -75,6 +77,17 @@ def dense_mask(queries: Queries, slots: torch.Tensor) -> torch.Tensor:
         return sees(queries.positions[:, None, :, None], slots, queries.window)
     b, i = (torch.arange(size, device=slots.device) for size in queries.positions.shape)
     return seen(queries, b[:, None, None, None], i[:, None], slots)
+
+
+def can_be_fused(tokens: int, tree: Tree | None) -> bool:
+    """Whether one kernel can store so many tokens of a sequence, and attend to them, in a layer."""
+    fits = tokens <= MOST_ATTENDING and (tree is None or tree.depths.shape[1] - 1 <= MOST_NODES)
+    return fits and not torch.is_grad_enabled()
+
+
+def says_slots(mask: torch.Tensor) -> bool:
+    """Whether a mask is one of :func:`seen_slots`, and not of all slots."""
+    return mask.dtype == torch.int64
 
 
 def seen_slots(queries: Queries) -> torch.Tensor:
@@ -224,9 +237,12 @@ def _native(module, query, key, value, attention_mask, dropout=0.0, scaling=None
 
 def _fused(module, query, key, value, attention_mask, dropout=0.0, scaling=None, softcap=None, s_aux=None, **others):
     """The kernel of our own for the steps of a GPU; the mask is that of :func:`seen_slots`. With more tokens it is a
-    ``BlockMask``, and flex attention takes it."""
+    ``BlockMask``, which flex attention takes, or in a head's layers one of all slots, which is sdpa's."""
     if isinstance(attention_mask, BlockMask):
         return _flex(module, query, key, value, attention_mask, dropout, scaling, softcap, s_aux=s_aux, **others)
+    if not says_slots(attention_mask):
+        _check_plain("sdpa", module, dropout, {"softcap": softcap, "s_aux": s_aux, **others}, "softcap", "s_aux")
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **others)
     _check_plain("fused", module, dropout, others)
     seen = attention_mask[:, 0]
     return attend_deferred(query, key, value, seen, scale=scaling, softcap=softcap, sinks=s_aux), None

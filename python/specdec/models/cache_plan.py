@@ -109,6 +109,7 @@ def plan_caches(
     step: int = 1,
     nodes: int = 0,
     row_bytes: int = 0,
+    beside: Callable[[int, int], int] = lambda rows, slots: 0,
 ) -> CacheBudget:
     """Returns the largest caches within the budget; nothing is allocated.
 
@@ -130,6 +131,8 @@ def plan_caches(
         nodes: the most nodes of a tree that is verified in one step, >= 0; 0 for chains, whose drafts are within
             ``max_length``.
         row_bytes: bytes of one sequence in all caches that do not depend on its length.
+        beside: returns the bytes that forwards over caches of so many rows and slots of a row take beside these. They
+            are no part of the budget, but of what has to be free.
 
     Raises:
         ValueError: names the argument, what was given, and the numbers that are allowed.
@@ -158,7 +161,9 @@ def plan_caches(
     budget = CacheBudget(rows, max_length, limits.each, step, nodes, row_bytes)
     limits.check(budget)
     free = free_memory() if budget.bytes > UNCHECKED else None
-    if free is not None and budget.bytes > free:
+    more = 0 if free is None else beside(rows, budget.capacity)
+    if free is not None and budget.bytes + more > free:
         given = f"{size_text(budget.bytes)} ({rows} rows of {budget.capacity} slots at {limits.cost()})"
+        given += f" and {size_text(more)} beside them" if more else ""
         refuse("cache", given, f"<= {size_text(free)}, what is free now")
     return budget

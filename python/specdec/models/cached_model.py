@@ -11,10 +11,10 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from specdec_kernels import MOST_ATTENDING, native_threads
+from specdec_kernels import MOST_ATTENDING, bytes_beside_caches, native_threads
 
 from ..checks import refuse
-from .attention import MAX_QUERIES, MOST_NODES, Mask, Queries, block_mask, dense_mask, seen_slots, with_attention
+from .attention import MAX_QUERIES, Mask, Queries, block_mask, can_be_fused, dense_mask, seen_slots, with_attention
 from .attention_choice import choose, has_sinks
 from .compiled import CompiledForward, compiled_copy
 from .copied_modules import numbers_in, same_objects
@@ -187,9 +187,8 @@ class CachedModel:
 
     def _fuses(self, tokens: int, tree: Tree | None) -> bool:
         """Whether one kernel stores so many tokens of a sequence and attends to them, in a layer."""
-        fits = tokens <= MOST_ATTENDING and (tree is None or tree.depths.shape[1] - 1 <= MOST_NODES)
         fused = self._attention == "fused" and self.cache_dtype in (None, self.dtype)
-        return fused and fits and not torch.is_grad_enabled()
+        return fused and can_be_fused(tokens, tree)
 
     @property
     def attention(self) -> str:
@@ -309,6 +308,19 @@ class CachedModel:
             ValueError: as :meth:`stored_slots`.
         """
         return sum(slot.bytes for pair in self.stored_slots() if pair is not None for slot in pair)
+
+    def bytes_beside_caches(self, rows: int, slots: int, tokens: int) -> int:
+        """Returns the most bytes that attention takes for a while, beside caches of ``rows`` rows of so many slots, in
+        forwards of up to ``tokens`` tokens of a row. What else forwards compute is not counted."""
+        if self._attention != "fused":
+            return 0
+        heads = self.config.num_attention_heads
+        group = max(heads // (getattr(self.config, "num_key_value_heads", None) or heads), 1)
+        layers = {
+            (keys.heads, values.size) for pair in self.layer_slots() if pair is not None for keys, values in [pair]
+        }
+        counts = rows, min(tokens, MOST_ATTENDING)
+        return max((bytes_beside_caches(*counts, n, group, slots, size, self.dtype) for n, size in layers), default=0)
 
     def layout(self, positions: torch.Tensor, slots: torch.Tensor, visible: int, tree: Tree | None = None) -> Layout:
         """Returns the layout of tokens at ``positions`` [B, q] int64 stored in ``slots`` [B, q] int64, with the masks

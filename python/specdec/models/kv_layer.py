@@ -7,7 +7,7 @@ from typing import NamedTuple, cast
 import torch
 from transformers.cache_utils import CacheLayerMixin
 
-from specdec_kernels import Feed
+from specdec_kernels import Feed, store_and_attend
 
 from .deferred import NewKeys
 
@@ -125,6 +125,20 @@ class KVLayer(CacheLayerMixin):
             stored = self.keys[w.rows], self.values[w.rows]
             return NewKeys(key_states, value_states, stored, w.slots, w.counter, self._store).deferred()
         return self._store(key_states, value_states)
+
+    def store_and_attend(
+        self,
+        queries: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        seen: torch.Tensor,
+        angles: tuple[torch.Tensor, torch.Tensor],
+    ) -> torch.Tensor:
+        """Stores keys and values where the last :meth:`Writer.set` said, and returns what queries see of all that is
+        stored, [n, q, H, D_v]; see :func:`specdec_kernels.store_and_attend`."""
+        w = self._writer
+        stored, counter = (self.keys[w.rows], self.values[w.rows]), w.counter(queries.shape[0] * queries.shape[1])
+        return store_and_attend(queries, keys, values, *stored, w.slots, seen, angles=angles, counter=counter)
 
     def _store(self, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self._write(self.keys, keys), self._write(self.values, values)

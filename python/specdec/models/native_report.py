@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -13,20 +15,22 @@ from .attention_choice import why_its_own
 from .beside import all_beside
 from .cached_model import CachedModel
 from .decoder_layers import NativeLayer, with_native_layers
-from .int8_linear import Int8Linear
-from .linear import NativeLinear
+from .int8_linear import Int8Linear, LastInt8Linear
+from .linear import LastLinear, NativeLinear
 from .native_parts import NativeAngles, NativeGated
 from .native_setting import SETTING, is_wanted
 from .norms import NativeRMSNorm
 from .product import MOST_ROWS, MOST_ROWS_INT8, UNIT, has_kernel
 
+_LAST = (LastLinear, LastInt8Linear)
+
 
 def native_report(model: PreTrainedModel) -> dict[str, str]:
     """Returns what there is to say of each kind of part, by its name."""
     cached = CachedModel(model)
-    modules = list(cached.steps.modules())
+    modules, exchanged = list(cached.steps.modules()), list(with_native_layers(cached.steps, "cpu").modules())
     linear = Counter(_stored(m) for m in modules if isinstance(m, NativeLinear | Int8Linear))
-    on_a_gpu = sum(isinstance(m, NativeLayer) for m in with_native_layers(cached.steps, "cpu").modules())
+    layers = [m for m in exchanged if isinstance(m, NativeLayer)]
     others = sum(isinstance(m, nn.Linear) and not isinstance(m, NativeLinear | Int8Linear) for m in modules)
     numbers = ", ".join(f"{count} of {stored}" for stored, count in sorted(linear.items())) or "none"
     together = Counter(len(beside.layers) for beside in all_beside(cached.steps))
@@ -43,17 +47,20 @@ def native_report(model: PreTrainedModel) -> dict[str, str]:
         else f"fused, of up to {MOST_ATTENDING} tokens a step",
         **({"recurrent layers": str(len(cached.recurrent))} if cached.recurrent else {}),
         **{name: str(sum(isinstance(m, kind) for m in modules)) for name, kind in kinds.items()},
-        "decoder layers": f"{on_a_gpu} on a GPU, none on a CPU",
-        **({"on an NVIDIA GPU": _on_a_gpu([m for m in modules if isinstance(m, nn.Linear)])} if has_kernel() else {}),
+        "decoder layers": f"{len(layers)} on a GPU, none on a CPU",
+        **({"on an NVIDIA GPU": _on_a_gpu(exchanged, layers)} if has_kernel() else {}),
         **(_forwards(cached) if cached.device.type == "cpu" else {}),
     }
 
 
-def _on_a_gpu(layers: list[nn.Linear]) -> str:
+def _on_a_gpu(modules: Sequence[nn.Module], layers: Sequence[Any]) -> str:
     """Of a model that may be elsewhere now."""
-    int8 = sum(isinstance(layer, Int8Linear) for layer in layers)
-    count = sum(layer.in_features % UNIT == 0 for layer in layers) - int8
-    told = f"{count} of {len(layers)} linear layers in bfloat16 and float16, up to {MOST_ROWS} tokens at a time"
+    linear = [m for m in modules if isinstance(m, nn.Linear)]
+    int8 = sum(isinstance(layer, Int8Linear) for layer in linear)
+    count = sum(layer.in_features % UNIT == 0 for layer in linear) - int8
+    norms, sums = sum(len(layer.defers) for layer in layers), sum(isinstance(m, _LAST) for m in linear)
+    way = f", with {norms} norms and {sums} sums on their way" if norms + sums else ""
+    told = f"{count} of {len(linear)} linear layers in bfloat16 and float16{way}, up to {MOST_ROWS} tokens at a time"
     return f"{told}; {int8} in 8 bits, up to {MOST_ROWS_INT8}" if int8 else told
 
 

@@ -8,6 +8,8 @@ neither on the number of tokens, rows, slots or workers, nor on where its row is
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -274,6 +276,26 @@ def _range_of(slot: int) -> int:
     return 8 * doublings + (units >> doublings)
 
 
+class _Division(NamedTuple):
+    """How the work of a row is divided."""
+
+    of_program: int  # query heads
+    groups: int  # of a row
+    ranges: int
+
+
+def _division(key_heads: int, group: int, slots: int, value_size: int, itemsize: int) -> _Division:
+    values_width = max(triton.next_power_of_2(value_size), 16)
+    of_program = max(min(group, _HEADS, _RESULTS[itemsize] // TOKENS.value // values_width), 1)
+    return _Division(of_program, key_heads * triton.cdiv(group, of_program), _range_of(slots - 1) + 1)
+
+
+def bytes_beside(rows: int, tokens: int, key_heads: int, group: int, slots: int, value_size: int, itemsize: int) -> int:
+    """Returns what the parts of a launch take, with their sums."""
+    own = _division(key_heads, group, slots, value_size, itemsize)
+    return 4 * rows * own.groups * own.ranges * tokens * own.of_program * (value_size + 2)
+
+
 def store_and_attend(
     q: torch.Tensor,
     k: torch.Tensor | None,
@@ -293,10 +315,8 @@ def store_and_attend(
     key_heads, capacity, value_size = keys.shape[1], keys.shape[2], values.shape[3]
     group = heads // key_heads
     values_width = max(triton.next_power_of_2(value_size), 16)
-    of_program = max(min(group, _HEADS, _RESULTS[q.itemsize] // TOKENS.value // values_width), 1)
-    groups = key_heads * triton.cdiv(group, of_program)
+    of_program, groups, ranges = _division(key_heads, group, capacity, value_size, q.itemsize)
     lines = triton.next_power_of_2(TOKENS.value * of_program)
-    ranges = _range_of(capacity - 1) + 1
     workers = min(max(_WORKERS // max(rows * groups, 1), _LEAST_WORKERS), ranges)
     width = max(triton.next_power_of_2((size + 1) // 2), 16)
     block = min(max(_KEYS[q.itemsize] // (2 * width), 16), 64)

@@ -16,6 +16,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEm
 from specdec_kernels import rotate
 
 from ...checks import one_line, refuse
+from ...models.attention import says_slots
 from ...models.kv_cache import StaticKVCache
 from ...models.native_parts import has_parts
 from ...models.norms import computes
@@ -126,7 +127,10 @@ class Attention(nn.Module):
         self, x: torch.Tensor, rotation: Rotation, cache: StaticKVCache, layer: int, mask: torch.Tensor
     ) -> torch.Tensor:
         """Stores the keys and values of ``x`` where ``cache.write_at`` says, and attends to the slots that ``mask``
-        [n, 1, q, visible] allows. Returns [n, q, hidden]."""
+        allows: [n, 1, q, visible] bool, or that of ``seen_slots``. Returns [n, q, hidden]."""
+        if says_slots(mask):
+            q, k, v = self._projected(x)
+            return self.o_proj(cache.layers[layer].store_and_attend(q, k, v, mask[:, 0], rotation).flatten(2))
         keys, values = cache.layers[layer].update(*self.keys_and_values(x, rotation))
         return self.attend(self.queries(x, rotation), keys, values, mask)
 
@@ -135,6 +139,11 @@ class Attention(nn.Module):
     ) -> torch.Tensor:
         compute = by_group if queries.device.type == "cuda" else by_head
         return self.o_proj(compute(queries, keys, values, mask).transpose(1, 2).flatten(2))
+
+    def _projected(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Returns queries [n, H, q, D], and keys and values [n, H_kv, q, D], that are not rotated."""
+        queries, keys = self.q_norm(self._heads(self.q_proj(x))), self.k_norm(self._heads(self.k_proj(x)))
+        return queries.transpose(1, 2), keys.transpose(1, 2), self._heads(self.v_proj(x)).transpose(1, 2)
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
         return x.unflatten(-1, (-1, self.size))

@@ -21,7 +21,8 @@ from ..product_tree import ProductTrees
 from ..protocol import BatchState, Drafter, Drafts, DraftSession, Step
 from ..tree_growth import Growth, Level, TreeGrowth
 from ..tree_paths import read_paths
-from .interface import Head, HeadInput, Logits, known_rows, layout_of
+from .fused import with_fused_attention
+from .interface import Head, HeadInput, Logits, known_rows
 
 if TYPE_CHECKING:
     from .self_check import Report
@@ -64,7 +65,8 @@ class HeadDrafter(Drafter):
     def steps(self) -> Head:
         """Returns the head with operations of our own in place of what they compute. It is kept, since with it goes the
         memory in which weights lie beside each other."""
-        self._steps = with_native_parts(with_merged(self.head, names=self.head.beside))
+        head = with_fused_attention(self.head)
+        self._steps = with_native_parts(with_merged(head, names=head.beside), defers=head.fuses)
         return self._steps
 
     @property
@@ -171,7 +173,7 @@ class HeadDraftSession(DraftSession):
         def feed(count: int) -> int:
             places = (starts + first)[:, None] + torch.arange(count, device=device)
             visible = visible_slots(stop, self.cache.capacity)
-            rows = known_rows(self.store, places, end, last, visible, first_row, self.head.lookahead)
+            rows = known_rows(self.head, self.store, places, end, last, visible, first_row, self.head.lookahead)
             self.head.read(rows, self.cache)
             return first + count
 
@@ -202,7 +204,7 @@ class HeadDraftSession(DraftSession):
         root = step.lengths - 1  # the last known token with a feature
 
         def layout(level: Level) -> Layout:
-            return layout_of(*level.places(root, self.cache.trash), visible, level.tree._replace(root=root))
+            return self.head.layout(*level.places(root, self.cache.trash), visible, level.tree._replace(root=root))
 
         lap("loop")
         tree = self.growth.tree(growing, self.head.grow(rows, growing, layout, self.cache))
@@ -212,7 +214,7 @@ class HeadDraftSession(DraftSession):
     def _distributions(self, step: Step) -> Logits:
         """Returns what the head's ``draft`` yields for this step, ``_most`` times."""
         count, rows = self._most(step), self._known(step, step.visible)
-        ahead = layout_of(step.positions[:, 1:count], step.slots[:, 1:count], step.visible)
+        ahead = self.head.layout(step.positions[:, 1:count], step.slots[:, 1:count], step.visible, fed=1)
         self.batch.timer.lap("loop")
         return self.head.draft(rows, ahead, self.cache, count)
 
@@ -224,4 +226,4 @@ class HeadDraftSession(DraftSession):
         places = step.position[:, None] + torch.arange(-1 - self.window, -1, device=step.position.device)
         # A row without a sequence has the trash slot in all columns of the step.
         end = torch.where(step.slots[:, 1] == self.cache.trash, 0, step.position - 1)
-        return known_rows(self.store, places, end, step.last_two[:, 1], visible)
+        return known_rows(self.head, self.store, places, end, step.last_two[:, 1], visible)

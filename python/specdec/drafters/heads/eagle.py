@@ -25,7 +25,7 @@ class Eagle(LayeredHead, DraftsInTurn):
     """A pair of a token's final state and the next token predicts the state of the next token, of which the target's
     head makes the distribution of the token after both."""
 
-    kind = "eagle"
+    kind, can_fuse = "eagle", True
 
     def __init__(self, parts: Parts, fc_bias: bool):
         super().__init__(parts)

@@ -41,7 +41,7 @@ class Eagle3(LayeredHead, DraftsInTurn):
     """A pair of a token's feature and the next token predicts the token after both. The output of the last layer,
     before the norm, stands in for the feature of a drafted token."""
 
-    kind = "eagle3"
+    kind, can_fuse = "eagle3", True
 
     def __init__(self, parts: Parts, flags: Eagle3Flags):
         super().__init__(parts)

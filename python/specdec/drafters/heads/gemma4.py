@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 from ...checks import refuse
-from ...models.attention import Queries, dense_mask
+from ...models.attention import Queries, can_be_fused, dense_mask, seen_slots
 from ...models.cached_model import Layout
 from ...models.kv_cache import StaticKVCache
 from .checkpoint import Checkpoint
+from .fused import layers_can_fuse
 from .interface import Head, HeadInput, Logits
 from .source import Source
 
@@ -59,16 +60,18 @@ class Gemma4Assistant(Head):
     def draft(self, rows: HeadInput, ahead: Layout, cache: StaticKVCache, count: int) -> Logits:
         layout, token, state = rows.layout, rows.tokens[:, -1:], rows.features[:, -1:]
         fed, visible = layout.positions[:, -1:], layout.visible
-        place, slots = fed + 1, torch.arange(visible, device=fed.device)
-        lowest = torch.finfo(state.dtype).min
+        place, size, fused = fed + 1, len(fed), self.fuses and can_be_fused(1, None)
         # As in transformers, which counts the window from the last key that there is.
         windows = {"full_attention": None, "sliding_attention": self.window + 1}
         masks, shared = {}, {}
         for kind, layer in self.read_layers.items():
-            seen = dense_mask(Queries(fed, windows[kind]), slots)
-            masks[kind] = torch.where(seen, 0.0, lowest).to(state.dtype)
-            stored = cache.layers[layer]
-            shared[kind] = tuple(t[:, :, :visible].to(state.dtype) for t in (stored.keys, stored.values))
+            queries, stored = Queries(fed, windows[kind]), (cache.layers[layer].keys, cache.layers[layer].values)
+            if fused:
+                masks[kind], shared[kind] = seen_slots(queries), tuple(t[:size] for t in stored)
+                continue
+            seen = dense_mask(queries, torch.arange(visible, device=fed.device))
+            masks[kind] = torch.where(seen, 0.0, torch.finfo(state.dtype).min).to(state.dtype)
+            shared[kind] = tuple(t[:size, :, :visible].to(state.dtype) for t in stored)
         rotations = {kind: self.rotary(state, place, kind) for kind in self.read_layers}
         for _ in range(count):
             x = self.pre_projection(torch.cat((self.embedded(token), state), -1))
@@ -123,6 +126,7 @@ def gemma4_assistant(source: Source) -> Head:
     with torch.device(target.device):  # not "meta", since the rotary embedding's tables are no part of the files
         text_model = Gemma4TextModel(own)
         head = Gemma4Assistant(text_model, *parts)
+    head.can_fuse = layers_can_fuse(target)
     attentions: list[Any] = [layer.self_attn for layer in text_model.layers]
     for attention in attentions:
         slot = slots[stores[attention.layer_type]]

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig
 
-from ...models.attention import Queries, dense_mask
+from ...models.attention import Queries, can_be_fused, dense_mask, seen_slots
 from ...models.beside import BESIDE, Names
 from ...models.cached_model import Layout
 from ...models.features import FeatureStore
@@ -27,7 +27,7 @@ class HeadInput(NamedTuple):
 
     features: torch.Tensor  # [n, q, width], as ``Head.combine`` made them of the target's states
     tokens: torch.Tensor  # [n, q] int64; [n, q + lookahead] to be read
-    layout: Layout  # its mask is [n, 1, q, visible] bool
+    layout: Layout  # its mask is [n, 1, q, visible] bool, or that of ``seen_slots``
     first_row: int = 0  # of the cache
 
 
@@ -59,10 +59,13 @@ class Head(nn.Module):
         reads_target_cache: whether ``draft`` is given the target's cache, since it has none of its own.
         certain: whether the format says which reading is right, so that only another one is worth a warning.
         beside: names of layers of a module that are called with the same tensor.
+        can_fuse: whether its layers take the slots that each token sees in place of a mask.
+        fuses: whether they do, in forwards of few tokens (``fused``).
     """
 
     kind: str
     at_once = independent = grows_trees = False
+    can_fuse = fuses = False
     reads_only_filled = False  # attention reads all ``visible`` slots
     lookahead = 0
     reads_target_cache = certain = False
@@ -119,6 +122,26 @@ class Head(nn.Module):
         assert head is not None
         return head(hidden)
 
+    def layout(
+        self,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        visible: int,
+        tree: Tree | None = None,
+        fed: int | None = None,
+    ) -> Layout:
+        """Returns the layout of tokens at ``positions`` [n, q] int64 in ``slots``. Each sees itself and what is before;
+        of a tree, only its ancestors.
+
+        Args:
+            fed: how many of them a forward is fed; None: all.
+        """
+        queries = Queries(positions, tree=tree)
+        if self.fuses and can_be_fused(positions.shape[1] if fed is None else fed, tree):
+            return Layout(positions, slots, visible, seen_slots(queries), tree)
+        keys = torch.arange(visible, device=positions.device)
+        return Layout(positions, slots, visible, dense_mask(queries, keys), tree)
+
     # ---- memory ----------------------------------------------------------------------------------------------
 
     def new_store(self, size: int, capacity: int) -> FeatureStore:
@@ -149,14 +172,8 @@ class _Layers(PreTrainedConfig):
         self.num_hidden_layers = num_hidden_layers
 
 
-def layout_of(positions: torch.Tensor, slots: torch.Tensor, visible: int, tree: Tree | None = None) -> Layout:
-    """Returns the layout of tokens at ``positions`` [n, q] int64 in ``slots``. Each sees itself and what is before; of
-    a tree, only its ancestors."""
-    keys = torch.arange(visible, device=positions.device)
-    return Layout(positions, slots, visible, dense_mask(Queries(positions, tree=tree), keys), tree)
-
-
 def known_rows(
+    head: Head,
     store: FeatureStore,
     places: torch.Tensor,
     end: torch.Tensor,
@@ -165,7 +182,7 @@ def known_rows(
     first_row: int = 0,
     lookahead: int = 0,
 ) -> HeadInput:
-    """Returns what the store has of the tokens at ``places`` [n, q] int64, and the tokens after them.
+    """Returns what the store has for ``head`` of the tokens at ``places`` [n, q] int64, and the tokens after them.
 
     Args:
         end: [n] int64; places that are not in [0, end) are padding.
@@ -180,4 +197,4 @@ def known_rows(
     following = torch.cat((slots, more), 1) + 1
     known = store.tokens[row, following.clamp(max=trash)]
     tokens = torch.where(torch.cat((places, more), 1) + 1 == end[:, None], last[:, None], known)
-    return HeadInput(store.features[row, slots], tokens, layout_of(places * valid, slots, visible), first_row)
+    return HeadInput(store.features[row, slots], tokens, head.layout(places * valid, slots, visible), first_row)

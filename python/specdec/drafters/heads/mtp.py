@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
+from ...models.attention import says_slots
 from ...models.cached_model import Layout
 from ...models.kv_cache import StaticKVCache, cache_argument
 from ...models.kv_layer import Slot
@@ -72,11 +73,12 @@ class MtpHead(Head):
         """Feeds pairs to layer ``i``, and returns its output [n, q, hidden], before the norm."""
         layer, layout = self.layers[i], rows.layout
         assert isinstance(layer, MtpLayer) and isinstance(layout.mask, torch.Tensor)
-        cache.write_at(layout.slots, layout.visible, rows.first_row)
+        fused, mask = says_slots(layout.mask), layout.mask
+        cache.write_at(layout.slots, cache.capacity if fused else layout.visible, rows.first_row, defers=fused)
         parts = layer.enorm(self.embedded(rows.tokens)), layer.hnorm(rows.features)
         x = layer.eh_proj(torch.cat(parts[::-1] if self.hidden_first else parts, -1))
-        # Eager attention adds its mask to the scores, and sdpa takes either kind.
-        mask = torch.where(layout.mask, 0.0, torch.finfo(x.dtype).min).to(x.dtype)
+        if not fused:  # eager attention adds its mask to the scores, and sdpa takes either kind
+            mask = torch.where(mask, 0.0, torch.finfo(x.dtype).min).to(x.dtype)
         return layer.block(
             x,
             attention_mask=mask,

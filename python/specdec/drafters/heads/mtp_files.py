@@ -19,6 +19,7 @@ from ...models.kv_layer import Slot
 from ...models.layers import layers_path
 from .blocks import Rotation
 from .checkpoint import Checkpoint
+from .fused import layers_can_fuse
 from .interface import Head, Variant
 from .mtp import Mtp, MtpHead, MtpInSuccession, MtpLayer
 from .mtp_nemotron import Blocks, block_kinds, by_block, by_layer
@@ -121,7 +122,9 @@ def _built(
 
     kind: Any = Mtp if count == 1 else MtpInSuccession
     layers, rotary = [layer(k) for k in range(count)], None if kinds else _rotary(base.rotary_emb)
-    return kind(layers, states, hidden, target.vocab_size, slot, rotary, hidden_first, own)
+    head = kind(layers, states, hidden, target.vocab_size, slot, rotary, hidden_first, own)
+    head.can_fuse = layers_can_fuse(target)
+    return head
 
 
 def _rotary(module: Any) -> Callable[[torch.Tensor, torch.Tensor], Rotation]:

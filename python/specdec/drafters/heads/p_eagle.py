@@ -34,13 +34,8 @@ class PEagle(Eagle3):
         size, known = len(rows.tokens), rows.layout
         masked = self.combine(self.mask_hidden).expand(size, count - 1, -1)
         tokens = rows.tokens.new_full((size, count - 1), self.mask_token)
-        assert isinstance(known.mask, torch.Tensor) and isinstance(ahead.mask, torch.Tensor)
-        layout = Layout(
-            torch.cat((known.positions, ahead.positions), 1),
-            torch.cat((known.slots, ahead.slots), 1),
-            known.visible,
-            torch.cat((known.mask, ahead.mask), 2),
-        )
+        positions = torch.cat((known.positions, ahead.positions), 1)
+        layout = self.layout(positions, torch.cat((known.slots, ahead.slots), 1), known.visible)
         whole = HeadInput(torch.cat((rows.features, masked), 1), torch.cat((rows.tokens, tokens), 1), layout)
         out = self.run(whole, cache)[:, -count:]
         for i in range(count):

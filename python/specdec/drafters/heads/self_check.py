@@ -15,7 +15,7 @@ from specdec_kernels import SamplingParams, draft_step
 from ...models.cached_model import CachedModel
 from ...models.kv_cache import StaticKVCache, visible_slots
 from ...prompts import read_eos
-from .interface import Head, Variant, known_rows, layout_of
+from .interface import Head, Variant, known_rows
 from .layer_ids import LayerIds
 from .layer_ids import written as written_ids
 
@@ -138,9 +138,9 @@ def acceptance_on(head: Head, target: CachedModel, text: list[int]) -> list[floa
     every = copy.copy(store)
     every.features, every.tokens = (t.expand(PLACES, *t.shape[1:]) for t in (store.features, store.tokens))
     places = known[:, None] + torch.arange(-len(text), -1, device=device)
-    rows = known_rows(every, places, known - 1, tokens[known - 1], visible_slots(capacity, capacity))
+    rows = known_rows(head, every, places, known - 1, tokens[known - 1], visible_slots(capacity, capacity))
     after = known[:, None] - 1 + torch.arange(count - 1, device=device)
-    ahead = layout_of(after, after, rows.layout.visible)
+    ahead = head.layout(after, after, rows.layout.visible)
     own = _repeated(cache) if head.reads_target_cache else head.new_cache(PLACES, capacity)
     distributions = head.draft(rows, ahead, own, count)
     means: list[float] = []
