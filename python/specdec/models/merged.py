@@ -165,7 +165,7 @@ class _Merging:
         return self._layers.get(id(module))
 
     def _can_be_merged(self, layers: Sequence[nn.Linear]) -> bool:
-        plain = all(map(self._is_known, layers)) and len({*map(type, layers)}) == 1
+        plain = all(map(self._is_known, layers))
         if not plain or any(id(layer) in self._layers for layer in layers) or len({*map(id, layers)}) < len(layers):
             return False
         biases = [layer.bias for layer in layers if layer.bias is not None]
