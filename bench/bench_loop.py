@@ -22,6 +22,7 @@ from specdec import Request, Scheduler, SpeculativeDecoder, Stats
 from specdec.evaluation.contenders import assistant_config
 from specdec.loop.sequence import Sequence as Ended
 from specdec.models.cached_model import CachedModel
+from specdec.models.few_bits import round_weights
 from specdec.models.kv_cache import visible_slots
 from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 from tunable_pair import PAIRS, TunablePair, named_pair, read_bytes
@@ -354,6 +355,8 @@ def tau(windows: Sequence[Window], batch: int) -> float:
 # the pair 8b+1b after 576 tokens on a card that reads BANDWIDTH. (Those of several sequences count tau as 3.3 and 3.4.)
 GOALS = {1: (5.35e-3, 9.6e-3), 8: (5.76e-3, 10.6e-3), 32: (6.46e-3, 13.9e-3)}
 DRAFT_GOAL, BANDWIDTH = 1.0e-3, 3.05e12
+# The same of one sequence with a draft in 8 bits: a step with four drafts, and a draft's forward.
+GOAL_OF_8_BITS, DRAFT_GOAL_OF_8_BITS = 8.0e-3, 0.65e-3
 
 
 def fastest(speeds: Mapping[str, list[float]], *words: str) -> str | None:
@@ -402,21 +405,25 @@ def floors(pair: TunablePair, cell: Cell, ceilings: dict[str, float]) -> dict[st
     return {"bytes": sizes, "seconds": {name: report.floor_seconds(size, ceilings) for name, size in sizes.items()}}
 
 
-def goals(row: Mapping, cell: Cell, bandwidth: float) -> dict[str, bool | None]:
+def goals(row: Mapping, cell: Cell, bandwidth: float, draft_bits: int | None = None) -> dict[str, bool | None]:
     """Which goals a row of the pair 8b+1b reaches; None: not measured.
 
     Args:
         bandwidth: bytes a second that the device reads. The goals are of the time that BANDWIDTH would take.
+        draft_bits: 8, or None: as its weights were made.
     """
     scale = BANDWIDTH / bandwidth
     steps = {m["name"]: m["step_seconds"] for m in row["methods"]}
     drafts = [costs["draft"] for costs in row["forwards"].values() if "draft" in costs]
     plain, drafted = GOALS.get(cell.batch, (None, None))
+    of_draft = DRAFT_GOAL if draft_bits is None else DRAFT_GOAL_OF_8_BITS
+    if draft_bits is not None:
+        drafted = GOAL_OF_8_BITS if cell.batch == 1 else None
     found = [("a plain step", plain, [s for name, s in steps.items() if name.startswith("plain")])]
     if cell.num_drafts == 4:
         found.append(("a step with 4 drafts", drafted, [s for name, s in steps.items() if name.startswith("specdec")]))
     if cell.batch == 1:
-        found.append(("a draft's forward", DRAFT_GOAL, drafts))
+        found.append(("a draft's forward", of_draft, drafts))
     return {
         f"{what} in {1e3 * scale * most:.3g} ms": min(seconds) <= scale * most if seconds else None
         for what, most, seconds in found
@@ -436,6 +443,9 @@ def main(
     modes: Annotated[
         str | None, typer.Option(help=f"some of {', '.join(MODES)}; default: all that the device has")
     ] = None,
+    draft_bits: Annotated[
+        int | None, typer.Option(help="8: of the draft, as load_pair(draft_bits=8) rounds it")
+    ] = None,
     assisted: Annotated[bool, typer.Option(help="transformers' assisted generation, too, at batch 1")] = True,
     limit: Annotated[float, typer.Option(min=0, help="seconds after which no method begins")] = float("inf"),
     threads: report.Threads = None,
@@ -452,12 +462,17 @@ def main(
     asked = of_device if modes is None else report.read_names("modes", modes, MODES)
     sizes, lengths = report.read_integers("batches", batches), report.read_integers("contexts", contexts)
     ks = report.read_integers("num-drafts", num_drafts)
+    if draft_bits not in (None, 8):
+        report.refuse("draft-bits", draft_bits, "8, or none")
     if not 0 < alpha < 1:
         report.refuse("alpha", alpha, "between 0 and 1, both excluded")
     results = report.Report("loop", where, json_path, threads, quick=quick, pair=pair, shapes=[*map(str, PAIRS[pair])])
     ceilings = results.content["bandwidth"] = report.bandwidth(where, quick)
     tuned = named_pair(pair, where)
     of_pair = {"expected_alpha": tuned.calibrate(alpha, 1.0), "eps": tuned.eps, "cost_ratio": tuned.cost_ratio}
+    if draft_bits is not None:
+        tuned.draft = round_weights(copy.deepcopy(tuned.draft).cpu(), 8, where)
+        of_pair |= {"draft_bits": 8, "expected_alpha": tuned.expected_alpha(1.0), "cost_ratio": tuned.cost_ratio}
     cells = [Cell(b, c, new_tokens, rounds, k) for c in lengths for b in sizes for k in ks]
     for cell in sorted(cells, key=lambda cell: cell.batch * cell.context):
         row, speeds = measure(
@@ -465,7 +480,7 @@ def main(
         )
         row["found"], row["floor"] = judged(row, speeds, cell), floors(tuned, cell, ceilings)
         named = pair == "8b+1b" and cell.context == 512 and where.type == "cuda"
-        row["reached"] = goals(row, cell, ceilings["read"]) if named else {}
+        row["reached"] = goals(row, cell, ceilings["read"], draft_bits) if named else {}
         about = {"B": cell.batch, "context": cell.context, "new_tokens": new_tokens, "K": cell.num_drafts}
         results.add({**about, **of_pair, **row})
         title = f"{pair}, B={cell.batch}, context {cell.context}, K={cell.num_drafts}"

@@ -54,6 +54,8 @@ int64_t apart(const Tensor& x) {
   return even && x.stride(2) == 1 && stride % 8 == 0 && is_aligned(x) ? stride : 0;
 }
 
+constexpr int64_t kInt8 = 256;  // Packing.INT8
+
 // x [B, q, inputs] of products, as their kernel reads it.
 class Rows {
  public:
@@ -78,13 +80,23 @@ class Rows {
     return aligned(tensor);
   }
 
-  // Of weights [of_output outputs, inputs] and biases of as many. `more`: what is computed besides.
+  // Weights [of_output * outputs, inputs] as x, or as bytes (Packing.INT8).
+  Tensor weights(const Tensor& weight, int64_t outputs, int64_t of_output) const {
+    if (weight.scalar_type() != ScalarType::Byte) return of(weight, {of_output * outputs, inputs()}, "weight");
+    STD_TORCH_CHECK(outputs % 8 == 0 && inputs() % 64 == 0, "specdec_kernels: weight has ", outputs, " outputs of ",
+                    inputs(), " inputs, and must have a multiple of 8 outputs and of 64 inputs where it is of bytes");
+    check_shape(weight, {of_output * outputs, inputs() + 4}, ScalarType::Byte, "weight");
+    check_device(weight, x_, "weight");
+    return aligned(weight);
+  }
+
+  // Of weights of of_output * outputs, and biases of as many. `more`: what is computed besides.
   Tensor times(const Tensor& weight, const MaybeTensor& bias, LinearParams more = {}) const {
     const int64_t of_output = more.gated ? 2 : 1, outputs = weight.size(0) / of_output;
     const torch::stable::accelerator::DeviceGuard guard(x_.get_device_index());
     void* stream = nullptr;
     TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(x_.get_device_index(), &stream));
-    const Tensor own_weight = of(weight, {of_output * outputs, inputs()}, "weight");
+    const Tensor own_weight = weights(weight, outputs, of_output);
     const MaybeTensor own_bias = bias ? MaybeTensor(of(*bias, {of_output * outputs}, "bias")) : std::nullopt;
     Tensor y = empty_on(x_, {x_.size(0), x_.size(1), outputs}, x_.scalar_type());
     more.x = bytes(x_);
@@ -96,6 +108,7 @@ class Rows {
     more.inputs = size_of(inputs());
     more.outputs = size_of(weight.size(0)) / static_cast<int>(of_output);
     more.x_stride = stride_;
+    more.int8 = weight.scalar_type() == ScalarType::Byte;
     linear(more, stream);
     return y;
   }
@@ -112,7 +125,11 @@ std::vector<Tensor> linear_op(const Tensor& x, const std::vector<Tensor>& weight
   const Rows rows(x);
   std::vector<Tensor> found;
   for (size_t i = 0; i < weights.size(); ++i) {
-    STD_TORCH_CHECK(packings[i] == 0, "specdec_kernels: packing is ", packings[i], ", and there is none on a GPU");
+    const bool is_int8 = packings[i] == kInt8;
+    STD_TORCH_CHECK(packings[i] == 0 || is_int8, "specdec_kernels: packing is ", packings[i],
+                    ", allowed on a GPU: ", kInt8, " or none");
+    STD_TORCH_CHECK(is_int8 == (weights[i].scalar_type() == ScalarType::Byte),
+                    "specdec_kernels: weight has a wrong shape or dtype");
     found.push_back(rows.times(weights[i], biases[i]));
   }
   return found;

@@ -5,6 +5,7 @@ from .api import check_drafts, draft_step, speculative_step
 from .attend_api import attend, bytes_beside_caches, store_and_attend
 from .build import build_info
 from .elementwise_api import add_rms_norm, gated, rms_norm, rope_angles, rotate
+from .int8_rows import pack_int8, unpack_int8
 from .linear_api import add_linear, linear, linears, norm_linear
 from .ops import SamplingTensors
 from .packing import dequantise, interleave, quantise, rows_of_blocks
@@ -62,6 +63,7 @@ __all__ = [
     "linears",
     "native_form",
     "native_threads",
+    "pack_int8",
     "norm_linear",
     "quantise",
     "rms_norm",
@@ -71,6 +73,7 @@ __all__ = [
     "speculative_step",
     "ssd_step",
     "store_and_attend",
+    "unpack_int8",
     "verify_tree",
 ]
 __version__ = "0.1.0"

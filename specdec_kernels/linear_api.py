@@ -21,15 +21,15 @@ def linear(
     on the number of rows or of threads. Weights of bfloat16 or float16 give, on a CPU, the bits that their float32
     numbers give. On a GPU all is bfloat16 or float16, summed in float32 and rounded once.
 
-    With a packing, each 32 inputs of a row of ``x`` are rounded to integers of 16 bits times a power of two: the
-    smallest with which the largest of them is less than 2^15, of which what is rounded up to it becomes 32767. Their
-    products with the integers of a block are added up exactly, and then blocks one after the other in float32.
+    With a packing of GGUF, each 32 inputs of a row of ``x`` are rounded to integers of 16 bits times a power of two:
+    the smallest with which the largest of them is less than 2^15, of which what is rounded up to it becomes 32767.
+    Their products with the integers of a block are added up exactly, and then blocks one after the other in float32.
 
     Args:
         x: [B, q, inputs] float32 on a CPU, or bfloat16 or float16 on an NVIDIA GPU, there with a multiple of 32 inputs;
             B q is the number of rows.
-        weight: [outputs, inputs] float32, bfloat16 or float16; on a GPU as x. With a packing, on a CPU, [outputs, bytes
-            of a row] uint8, GGUF's blocks, interleaved (:func:`interleave`).
+        weight: [outputs, inputs] float32, bfloat16 or float16; on a GPU as x. With a packing [outputs, bytes of a row]
+            uint8: on a CPU GGUF's blocks, interleaved (:func:`interleave`), on a GPU what :func:`pack_int8` returns.
         bias: [outputs] as x, or None.
         packing: how a row of ``weight`` stores its inputs, of which it then has a multiple of the packing's block.
 
@@ -82,7 +82,8 @@ def norm_linear(
         x: [B, q, inputs] as of :func:`linear` on a GPU; of any floats by "reference".
         norm_weight: [inputs] as x.
         epsilon, offset, round_first: as of :func:`rms_norm`.
-        weight: [outputs, inputs] as x; with an activation [2 outputs, inputs], of which the first half gates the other.
+        weight: [outputs, inputs] as x, or packed as of :func:`linear` on a GPU; with an activation [2 outputs, inputs],
+            of which the first half gates the other.
         bias: [outputs] or [2 outputs] as x, or None.
         activation: as of :func:`gated`; None: no gate.
         backend: "cuda" or "reference"; "auto" takes CUDA where it runs.

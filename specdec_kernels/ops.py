@@ -174,7 +174,7 @@ for _stem, _schema in SCHEMAS.items():
         _fake(f"{_stem}{_variant}", _FAKES[_stem])
 
 # x [B, q, inputs], weights [outputs, inputs] each -> [B, q, outputs] each: native code's, on a CPU and a GPU.
-# Or, with a Packing that is not NONE, uint8 [outputs, bytes of a row], on a CPU.
+# Or, with a Packing that is not NONE, uint8 [outputs, bytes of a row].
 _library.define(
     "linear(Tensor x, Tensor[] weights, Tensor?[] biases, int[] packings) -> Tensor[]",
     tags=(torch.Tag.pt2_compliant_tag,),

@@ -90,9 +90,9 @@ class Status(enum.IntFlag):
 
 
 class Packing(enum.IntEnum):
-    """How a weight is stored that is no tensor of floats: in blocks of GGUF, each of some inputs of a row in a number
-    of bytes, with scales of its own. The values are those of GGUF's GGMLQuantizationType; ``NONE``: the tensor's dtype
-    says it."""
+    """How a weight is stored that is no tensor of floats. On a CPU in blocks of GGUF, each of some inputs of a row in a
+    number of bytes, with scales of its own; the values are those of GGUF's GGMLQuantizationType. On an NVIDIA GPU as
+    ``INT8``, which no file has (:func:`specdec_kernels.pack_int8`). ``NONE``: the tensor's dtype says it."""
 
     NONE = 0
     Q4_0 = 2
@@ -100,10 +100,16 @@ class Packing(enum.IntEnum):
     Q8_0 = 8
     Q4_K = 12
     Q6_K = 14
+    INT8 = 256
+
+    @property
+    def is_of_blocks(self) -> bool:
+        """Whether rows are GGUF's blocks."""
+        return self not in (Packing.NONE, Packing.INT8)
 
     @property
     def block(self) -> tuple[int, int]:
-        """The inputs of a block, and its bytes. Of ``NONE``, (1, 0)."""
+        """The inputs of a block, and its bytes. Of ``NONE``, (1, 0); of ``INT8`` without the scale of its row."""
         return _BLOCKS[self]
 
 
@@ -114,6 +120,7 @@ _BLOCKS = {
     Packing.Q8_0: (32, 34),
     Packing.Q4_K: (256, 144),
     Packing.Q6_K: (256, 210),
+    Packing.INT8: (64, 64),
 }
 
 

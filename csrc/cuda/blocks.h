@@ -51,6 +51,8 @@ struct BFloat16 : Halves {
   SPECDEC_DEVICE static uint32_t larger(uint32_t a, uint32_t b) { return simt::larger_bfloat16(a, b); }
   SPECDEC_DEVICE static uint16_t nearest(float value) { return simt::nearest_bfloat16(value); }
   SPECDEC_DEVICE static uint32_t nearest(float first, float second) { return simt::nearest_bfloat16(first, second); }
+  static constexpr float kOfCentred = 64.0f;
+  SPECDEC_DEVICE static uint32_t centred(uint32_t integers) { return simt::centred_bfloat16(integers); }
   SPECDEC_DEVICE static void multiply_add(float (&sum)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
     simt::multiply_add_bfloat16(sum, a, b);
   }
@@ -64,6 +66,8 @@ struct Float16 : Halves {
   SPECDEC_DEVICE static uint32_t larger(uint32_t a, uint32_t b) { return simt::larger_float16(a, b); }
   SPECDEC_DEVICE static uint16_t nearest(float value) { return simt::nearest_float16(value); }
   SPECDEC_DEVICE static uint32_t nearest(float first, float second) { return simt::nearest_float16(first, second); }
+  static constexpr float kOfCentred = 512.0f;
+  SPECDEC_DEVICE static uint32_t centred(uint32_t integers) { return simt::centred_float16(integers); }
   SPECDEC_DEVICE static void multiply_add(float (&sum)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
     simt::multiply_add_float16(sum, a, b);
   }

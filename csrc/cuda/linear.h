@@ -8,17 +8,18 @@
 #include "blocks.h"
 #include "grid.h"
 #include "operations.h"
+#include "weights.h"
 
 namespace specdec::cuda {
 
 constexpr int kLinearWarps = 8;  // of a block, each of which has a part of the inputs
 constexpr int kLinearThreads = kLinearWarps * kWarp;
-constexpr int kOutputs = 16;     // of a block
-constexpr int kRows = 8;         // of a tile
-constexpr int kChunk = 32;       // inputs that a warp takes at a time: of each of 16 outputs, 16 bytes a lane
-constexpr int kAhead = 4;        // chunks of weights that are on their way to a warp
+constexpr int kOutputs = 16;  // of a block
+constexpr int kRows = 8;      // of a tile
+constexpr int kPart = 32;     // inputs that a warp multiplies by at a time, 8 a lane
+constexpr int kAhead = 4;     // chunks of weights that are on their way to a warp, each of 16 bytes an output and lane
 constexpr int kNumberBytes = 2;  // of bfloat16 and float16
-constexpr int kChunkBytes = kChunk * kNumberBytes;
+constexpr int kLaneBytes = 16;   // of a row of x that a lane has of a part
 
 SPECDEC_DEVICE int lesser(int a, int b) { return a < b ? a : b; }
 
@@ -47,7 +48,7 @@ SPECDEC_DEVICE float rounded(float value) {
 
 // By a block: what RMSNorm multiplies a lane's row of each tile by. Each warp adds up the squares of its own inputs,
 // the same ones that it multiplies later, so 8 rows cost what one does, and then finds them in a cache.
-template <class Format, int kTiles>
+template <class Format, int kTiles, int kParts>
 SPECDEC_DEVICE void find_scales(const LinearParams& params, const char* const (&inputs)[kTiles], int count,
                                 float* of_warps, float (&scales)[kTiles]) {
   float squares[kTiles] = {};
@@ -55,11 +56,15 @@ SPECDEC_DEVICE void find_scales(const LinearParams& params, const char* const (&
   for (int chunk = 0; chunk < count; ++chunk) {
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
-      const simt::Bytes16 x = simt::cached16(inputs[tile] + chunk * kChunkBytes);
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        const float value = Format::logit(x.word[i / 2], i % 2);
-        squares[tile] = fmaf(value, value, squares[tile]);
+      for (int part = 0; part < kParts; ++part) {
+        const char* place = inputs[tile] + chunk * (kParts * kPart * kNumberBytes) + part * kLaneBytes;
+        const simt::Bytes16 x = simt::cached16(place);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          const float value = Format::logit(x.word[i / 2], i % 2);
+          squares[tile] = fmaf(value, value, squares[tile]);
+        }
       }
     }
   }
@@ -111,9 +116,11 @@ SPECDEC_DEVICE float gated(const LinearParams& params, float gate, float up) {
 
 // The grid is all tiles of kTiles * 8 rows, for each 16 outputs: blocks that read the same weights run together. A
 // block that gates has 8 outputs of each half of the weights.
-template <class Format, int kTiles, class Form>
+template <class Format, int kTiles, class Form, template <class> class Stored>
 SPECDEC_KERNEL(linear_kernel, kLinearThreads, (kTiles == 1 ? 3 : 2), LinearParams) {
-  constexpr int kOwn = Form::kGate ? kOutputs / 2 : kOutputs;  // outputs of a block
+  using Weights = Stored<Format>;
+  constexpr int kChunk = Weights::kParts * kPart, kStep = kChunk * kNumberBytes;  // bytes of x
+  constexpr int kOwn = Form::kGate ? kOutputs / 2 : kOutputs;                     // outputs of a block
   const int row_tiles = tiles_of(params.rows, kTiles * kRows);
   const int first_row = simt::block_x() % row_tiles * (kTiles * kRows);
   const int first_output = simt::block_x() / row_tiles * kOwn;
@@ -123,16 +130,18 @@ SPECDEC_KERNEL(linear_kernel, kLinearThreads, (kTiles == 1 ? 3 : 2), LinearParam
   int count = lesser(chunks - first, most);  // of the warp; below 1: none
 
   // A product of m16n8k16 takes k = 2 quarter, 2 quarter + 1, 2 quarter + 8 and 2 quarter + 9 of a lane. Which inputs
-  // these are is free if weights and x agree, so a lane has 8 neighbours of each chunk, for two products. Beyond the
-  // last output, and the last row, the last one is read again.
-  const int64_t begin = int64_t{first} * kChunkBytes + quarter * sizeof(simt::Bytes16);
+  // these are is free if weights and x agree, so a lane has 8 neighbours of each part, for two products, and those of
+  // the parts of a chunk beside each other. Beyond the last output, and the last row, the last one is read again.
+  const int64_t begin = int64_t{first} * kStep + quarter * (Weights::kParts * kLaneBytes);
   const char* weights[2];
+  float of_outputs[2];  // what sums are multiplied by
   const char* inputs[kTiles];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int last = (Form::kGate && half == 1 ? 2 : 1) * params.outputs - 1;
     const int64_t output = lesser(first_output + group + half * next_half, last);
-    weights[half] = params.weight + output * params.inputs * kNumberBytes + begin;
+    weights[half] = Weights::place(params.weight, output, params.inputs, first, quarter);
+    of_outputs[half] = Weights::scale(params.weight, output, params.inputs);
   }
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile) {
@@ -145,19 +154,24 @@ SPECDEC_KERNEL(linear_kernel, kLinearThreads, (kTiles == 1 ? 3 : 2), LinearParam
   const char* norm = Form::kNorm ? params.norm + begin : nullptr;
   const auto load = [&](int slot, int chunks_on) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) ahead[slot][half] = simt::stream16(weights[half] + chunks_on * kChunkBytes);
+    for (int half = 0; half < 2; ++half) ahead[slot][half] = simt::stream16(weights[half] + chunks_on * Weights::kStep);
   };
   const auto multiply = [&](int slot) {
-    const uint32_t (&low)[4] = ahead[slot][0].word, (&high)[4] = ahead[slot][1].word;
-    simt::Bytes16 factors;
-    if constexpr (Form::kNorm) factors = simt::cached16(norm + slot * kChunkBytes);
 #pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-      simt::Bytes16 x = simt::cached16(inputs[tile] + slot * kChunkBytes);
-      if constexpr (Form::kNorm) x = normed<Format>(params, x, factors, scales[tile]);
+    for (int part = 0; part < Weights::kParts; ++part) {
+      const int place = slot * kStep + part * kLaneBytes;
+      const simt::Bytes16 low = Weights::part(ahead[slot][0], part), high = Weights::part(ahead[slot][1], part);
+      simt::Bytes16 factors;
+      if constexpr (Form::kNorm) factors = simt::cached16(norm + place);
 #pragma unroll
-      for (int i = 0; i < 4; i += 2) {
-        Format::multiply_add(sums[tile], {low[i], high[i], low[i + 1], high[i + 1]}, {x.word[i], x.word[i + 1]});
+      for (int tile = 0; tile < kTiles; ++tile) {
+        simt::Bytes16 x = simt::cached16(inputs[tile] + place);
+        if constexpr (Form::kNorm) x = normed<Format>(params, x, factors, scales[tile]);
+#pragma unroll
+        for (int i = 0; i < 4; i += 2) {
+          const uint32_t (&a)[4] = low.word, (&b)[4] = high.word;
+          Format::multiply_add(sums[tile], {a[i], b[i], a[i + 1], b[i + 1]}, {x.word[i], x.word[i + 1]});
+        }
       }
     }
   };
@@ -169,7 +183,7 @@ SPECDEC_KERNEL(linear_kernel, kLinearThreads, (kTiles == 1 ? 3 : 2), LinearParam
   // The first weights are on their way meanwhile. What is written later lies elsewhere, so that no barrier is needed.
   if constexpr (Form::kNorm) {
     float* squares = reinterpret_cast<float*>(of_warps + kLinearThreads * kTiles);
-    find_scales<Format, kTiles>(params, inputs, count, squares, scales);
+    find_scales<Format, kTiles, Weights::kParts>(params, inputs, count, squares, scales);
   }
 #pragma unroll 1
   for (; count >= kAhead; count -= kAhead) {
@@ -178,9 +192,9 @@ SPECDEC_KERNEL(linear_kernel, kLinearThreads, (kTiles == 1 ? 3 : 2), LinearParam
       multiply(slot);
       if (kAhead + slot < count) load(slot, kAhead + slot);
     }
-    for (const char*& each : weights) each += kAhead * kChunkBytes;
-    for (const char*& each : inputs) each += kAhead * kChunkBytes;
-    if constexpr (Form::kNorm) norm += kAhead * kChunkBytes;
+    for (const char*& each : weights) each += kAhead * Weights::kStep;
+    for (const char*& each : inputs) each += kAhead * kStep;
+    if constexpr (Form::kNorm) norm += kAhead * kStep;
   }
 #pragma unroll
   for (int slot = 0; slot < kAhead; ++slot) {
@@ -206,6 +220,7 @@ SPECDEC_KERNEL(linear_kernel, kLinearThreads, (kTiles == 1 ? 3 : 2), LinearParam
     const int row = first_row + warp() * kRows + 2 * quarter + e % 2, output = first_output + group + e / 2 * next_half;
     const bool inside = Form::kGate ? first_output + group < params.outputs : output < params.outputs;
     if (row >= params.rows || !inside) continue;
+    if constexpr (Weights::kHasScales) total[e] *= of_outputs[e / 2];
     if (params.bias != nullptr) total[e] += Format::logit(Format::bits(params.bias, output), 0);
     const int64_t place = int64_t{row} * params.outputs + output;
     if constexpr (Form::kBase) {
@@ -233,7 +248,13 @@ void run_linear(const LinearParams& params, const Launch& launch) {
   const auto in = [&](auto format, auto form) {
     using Format = decltype(format);
     using Form = decltype(form);
-    few ? of(linear_kernel<Format, 1, Form>, 1, form) : of(linear_kernel<Format, 2, Form>, 2, form);
+    if (params.int8) {
+      few ? of(linear_kernel<Format, 1, Form, Int8Weights>, 1, form)
+          : of(linear_kernel<Format, 2, Form, Int8Weights>, 2, form);
+    } else {
+      few ? of(linear_kernel<Format, 1, Form, FloatWeights>, 1, form)
+          : of(linear_kernel<Format, 2, Form, FloatWeights>, 2, form);
+    }
   };
   const auto as = [&](auto form) { params.dtype == Dtype::kBFloat16 ? in(BFloat16(), form) : in(Float16(), form); };
   if (params.base != nullptr) {

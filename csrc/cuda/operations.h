@@ -22,6 +22,7 @@ struct LinearParams {
   bool round_first = false;          // as the operation rms_norm takes them
   bool gated = false, gelu = false;  // y is activation(first half) * second half, as the operation gated computes it
   const char* base = nullptr;        // [rows, outputs]: what y is added to
+  bool int8 = false;                 // weights are [.., inputs + 4] bytes, as weights.h has them
 };
 
 // Allocates device memory that stays valid for the work that is submitted to the stream by this call.

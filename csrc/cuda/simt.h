@@ -231,6 +231,26 @@ SPECDEC_DEVICE uint32_t nearest_float16(float first, float second) {
   return bits;
 }
 
+// (u - 128) / 64 as bfloat16, or (u - 128) / 512 as float16, of two integers u < 256 in the halves of a word. Their
+// bits are those of u times the least number of the format, which is subnormal, so one multiplication and addition does
+// it.
+SPECDEC_DEVICE uint32_t centred_bfloat16(uint32_t integers) {
+  uint32_t numbers;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(numbers) : "r"(integers), "r"(0x7f007f00u), "r"(0xc000c000u));
+  return numbers;
+}
+SPECDEC_DEVICE uint32_t centred_float16(uint32_t integers) {
+  uint32_t numbers;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(numbers) : "r"(integers), "r"(0x78007800u), "r"(0xb400b400u));
+  return numbers;
+}
+
+// Two bytes of a word, the first of which is kFirst, in the halves of a word.
+template <int kFirst>
+SPECDEC_DEVICE uint32_t spread(uint32_t bytes) {
+  return __byte_perm(bytes, 0, 0x4040 + kFirst + (kFirst + 1 << 8));
+}
+
 // By a warp: sum += a b, of a [16, 16], b [16, 8] and sum [16, 8], in the fragments of mma.m16n8k16 (PTX ISA, "Matrix
 // fragments for mma.m16n8k16 with floating point type"), two numbers in a word.
 SPECDEC_DEVICE void multiply_add_bfloat16(float (&sum)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {

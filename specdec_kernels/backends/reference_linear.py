@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
+from ..int8_rows import unpack_int8
 from ..ops import implement
 
 
@@ -36,6 +37,8 @@ def add_linear(base: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: 
 
 
 def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    if weight.dtype == torch.uint8:
+        weight = unpack_int8(weight, x.dtype)
     _require(weight, (weight.shape[0], x.shape[-1]), x, "weight")
     if bias is not None:
         _require(bias, (weight.shape[0],), x, "bias")

@@ -79,6 +79,15 @@ def test_goals_are_times_that_shrink_with_the_bandwidth():
     assert [*goals(ROW, CELL, bench_loop.BANDWIDTH)] == ["a plain step in 5.35 ms", "a draft's forward in 1 ms"]
 
 
+def test_goals_of_a_draft_in_8_bits():
+    of_four = {**ROW, "methods": [{**m, "name": m["name"].replace("K=3", "K=4")} for m in METHODS]}
+    cell = dataclasses.replace(CELL, num_drafts=4)
+    found = goals(of_four, cell, bench_loop.BANDWIDTH, 8)
+    assert [*found] == ["a plain step in 5.35 ms", "a step with 4 drafts in 8 ms", "a draft's forward in 0.65 ms"]
+    assert [*found.values()] == [True, False, False]
+    assert [*goals(of_four, dataclasses.replace(cell, batch=8), bench_loop.BANDWIDTH, 8)] == ["a plain step in 5.76 ms"]
+
+
 def test_a_floor_counts_weights_and_what_is_cached():
     pair = tunable_pair.make_pair_of_two(*tunable_pair.PAIRS["8b+1b"], torch.device("meta"))
     found = bench_loop.floors(pair, Cell(2, 512, 64, 2, 4), {"read": 3e12, "copy": 2.9e12})
@@ -205,6 +214,19 @@ def test_the_loop_reports(tmp_path):
     assert all("Static cache" in why for why in refused.values())
 
 
+def test_a_draft_in_8_bits_is_measured(tmp_path):
+    arguments = ("--quick", "--threads", 1, "-B", "1", "-K", "2", "--modes", "eager", "--no-assisted")
+    rows = []
+    for bits in ((), ("--draft-bits", 8)):
+        done = run_main(bench_loop, *arguments, *bits, "--json", tmp_path / "out.json")
+        assert done.exit_code == 0, done.output
+        rows += json.loads((tmp_path / "out.json").read_text())["rows"]
+    whole, packed = (row["floor"]["bytes"] for row in rows)
+    assert "draft_bits" not in rows[0] and rows[1]["draft_bits"] == 8
+    assert 0.25 < packed["draft"] / whole["draft"] < 0.35 and packed["target"] == whole["target"]
+    assert {"plain eager", "specdec K=2 eager"} <= {m["name"] for m in rows[1]["methods"]}
+
+
 def test_methods_take_turns_on_a_cpu(monkeypatch):
     """Window by window, each round starting with another."""
     order = []
@@ -241,6 +263,7 @@ def test_methods_take_turns_on_a_cpu(monkeypatch):
         (("--alpha", "1"), "alpha"),
         (("--contexts", "0"), "contexts"),
         (("--device", "tpu"), "device"),
+        (("--draft-bits", "4"), "draft-bits"),
     ],
 )
 def test_a_bad_option_is_named(arguments, named):

@@ -11,9 +11,9 @@ from specdec.models import loading
 def pair_loaded_once(pair, monkeypatch: pytest.MonkeyPatch) -> None:
     load = loading.load_embedded_pair
 
-    def loaded(dtype: torch.dtype | str, device: str, *, bits: int | None = None, tp: int | None = None):
-        plain = (dtype, device, bits, tp) == (torch.float32, "cpu", None, None)
-        return pair if plain else load(dtype, device, bits=bits, tp=tp)
+    def loaded(dtype: torch.dtype | str, device: str, **more: int | None):
+        plain = (dtype, device, {*more.values()}) == (torch.float32, "cpu", {None})
+        return pair if plain else load(dtype, device, **more)
 
     monkeypatch.setattr(loading, "load_embedded_pair", loaded)
 

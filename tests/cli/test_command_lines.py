@@ -69,9 +69,9 @@ def call(arguments: list[str]) -> None:
 def named(pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with models, a head, prompts, texts and keys, by the names that pages give them."""
     folder = tmp_path_factory.mktemp("named")
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "vocab_size": 4096}
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "vocab_size": 4096}
     for name, layers in (("TARGET", 9), ("DRAFT", 1)):
-        torch.manual_seed(layers)
+        torch.manual_seed(layers + 1)
         config = LlamaConfig(num_hidden_layers=layers, max_position_embeddings=4096, eos_token_id=0, **sizes)
         LlamaForCausalLM(config).save_pretrained(folder / name)
         pair[2].save_pretrained(folder / name)

@@ -61,9 +61,13 @@ def test_what_follows_is_small(architecture, tmp_path):
 # Of products for so many tiles of 8 rows: instructions a kilobyte of weights, of which an H200 can issue 248 while it
 # arrives, and registers, so that three blocks share a multiprocessor, or two: 64 KB of weights are on their way.
 PRODUCTS = {
-    f"linear_kernel<{f}, {tiles}, {form}>(LinearParams)": (tiles, most, 80 if tiles == 1 else 128)
+    f"linear_kernel<{f}, {tiles}, {form}, {stored}Weights>(LinearParams)": (tiles, most, 80 if tiles == 1 else 128)
     for f in ("BFloat16", "Float16")
-    for form, of_tiles in {"Alone": (20, 32), "Added": (20, 32), "Normed": (84, 140), "Gated": (84, 140)}.items()
+    for stored, forms in {
+        "Float": {"Alone": (20, 32), "Added": (20, 32), "Normed": (84, 140), "Gated": (84, 140)},
+        "Int8": {"Alone": (56, 64), "Added": (56, 64), "Normed": (180, 272), "Gated": (180, 272)},
+    }.items()
+    for form, of_tiles in forms.items()
     for tiles, most in zip((1, 2), of_tiles, strict=True)
 }
 
@@ -83,9 +87,13 @@ def test_products_stream_their_weights(architecture, tmp_path):
         turn = sass.shortest_turn(kernel.blocks, loop, [has("HMMA")])
         (tiles, most, registers), normed = PRODUCTS[kernel.name], "Normed" in kernel.name or "Gated" in kernel.name
         weights = [i for i in turn if re.match(r"LDG.*LTC128B.*\.128", i.opcode)]
-        assert len(weights) == 8 and sum(i.name == "LDG" for i in turn) == 8 + 4 * (tiles + normed), kernel.name
+        of_x = 8 if "Int8" in kernel.name else 4  # a kilobyte of bytes is of twice as many inputs
+        assert len(weights) == 8 and sum(i.name == "LDG" for i in turn) == 8 + of_x * (tiles + normed), kernel.name
         assert all(".128" in i.opcode for i in turn if i.name == "LDG"), kernel.name
-        assert sum(i.name == "HMMA" for i in turn) == 8 * tiles and len(turn) <= 4 * most, (kernel.name, len(turn))
+        assert sum(i.name == "HMMA" for i in turn) == 2 * of_x * tiles and len(turn) <= 4 * most, (
+            kernel.name,
+            len(turn),
+        )
         assert kernel.spilled == 0 and kernel.registers <= registers, kernel.name
 
 

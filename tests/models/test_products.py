@@ -20,7 +20,7 @@ from support.models import tiny_model
 from torch import nn
 from torch.nn import functional as F
 
-from specdec_kernels import linear
+from specdec_kernels import Packing, linear
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -31,10 +31,10 @@ def calls(monkeypatch) -> list[int]:
     """The numbers of rows with which the kernel was called."""
     found: list[int] = []
 
-    def kernel(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def kernel(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, packing: Packing) -> torch.Tensor:
         found.append(x.shape[0] * x.shape[1])
         if ON_GPU:
-            return linear(x, weight, bias)
+            return linear(x, weight, bias, packing)
         return simt.kernels.linear(x.flatten(0, 1), weight, bias).view(*x.shape[:2], len(weight))
 
     monkeypatch.setattr(module, "linear", kernel)

@@ -194,6 +194,15 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
+        "csrc/cuda/weights.h",
+        "tests/kernels/test_linear_int8.py",
+        {
+            "cuda-int8-scale-of-another-output": ("(scales)[output % kOutputs]", "(scales)[(output + 1) % kOutputs]"),
+            "cuda-int8-parts-of-a-chunk-exchanged": ("bytes.word[2 * part + i]", "bytes.word[2 * (1 - part) + i]"),
+            "cuda-int8-integers-without-a-sign": ("^ 0x80808080u", "^ 0u"),
+        },
+    ),
+    *mutations(
         "csrc/cuda/rows.h",
         "tests/kernels/test_penalties.py tests/kernels/test_parity.py -k cuda",
         {

@@ -76,6 +76,7 @@ class LinearParams(ctypes.Structure):
         ("x", pointer), ("weight", pointer), ("bias", pointer), ("y", pointer), ("dtype", int32), ("rows", int32),
         ("inputs", int32), ("outputs", int32), ("x_stride", int64), ("norm", pointer), ("epsilon", float32),
         ("offset", float32), ("round_first", boolean), ("gated", boolean), ("gelu", boolean), ("base", pointer),
+        ("int8", boolean),
     ]  # fmt: skip
 
 
@@ -220,7 +221,7 @@ def linear(
     params = LinearParams(
         x.data_ptr(), address(weight, keep), address(bias, keep), y.data_ptr(), DTYPES[x.dtype], rows, inputs, outputs,
         x.stride(0) * x.element_size(), address(norm, keep), epsilon, offset, round_first, activation is not None,
-        activation == "gelu_tanh", address(base, keep),
+        activation == "gelu_tanh", address(base, keep), weight.dtype == torch.uint8,
     )  # fmt: skip
     fault = library().linear(ctypes.byref(params), ctypes.c_uint64(next(_seeds)))
     assert fault == b"", fault.decode()

@@ -146,6 +146,20 @@ inline uint32_t nearest_float16(float first, float second) {
   return nearest_float16(first) | uint32_t{nearest_float16(second)} << 16;
 }
 
+inline uint32_t centred_bfloat16(uint32_t integers) {
+  const auto of = [](uint32_t u) { return nearest_bfloat16((static_cast<float>(u) - 128.0f) / 64.0f); };
+  return of(integers & 0xffffu) | uint32_t{of(integers >> 16)} << 16;
+}
+inline uint32_t centred_float16(uint32_t integers) {
+  const auto of = [](uint32_t u) { return nearest_float16((static_cast<float>(u) - 128.0f) / 512.0f); };
+  return of(integers & 0xffffu) | uint32_t{of(integers >> 16)} << 16;
+}
+
+template <int kFirst>
+uint32_t spread(uint32_t bytes) {
+  return (bytes >> 8 * kFirst & 0xffu) | (bytes >> 8 * (kFirst + 1) & 0xffu) << 16;
+}
+
 // As a GPU's fragments lie: element k of row r of `a` in lane 4 (r % 8) + k % 8 / 2, of column c of `b` in lane 4 c +
 // k % 8 / 2. Products are exact, and rounded once with the sum.
 template <class ToFloat>

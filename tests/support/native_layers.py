@@ -16,7 +16,17 @@ from specdec.models.native_parts import with_native_parts
 from torch import nn
 from torch.nn import functional as F
 
-from specdec_kernels import add_linear, add_rms_norm, gated, norm_linear, rms_norm, rope_angles, rotate
+from specdec_kernels import (
+    Packing,
+    add_linear,
+    add_rms_norm,
+    gated,
+    norm_linear,
+    rms_norm,
+    rope_angles,
+    rotate,
+    unpack_int8,
+)
 from specdec_kernels.backends import operation
 
 M = TypeVar("M", bound=nn.Module)
@@ -80,12 +90,15 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
             return gated(gate, up, activation)
         return operation("gated", "triton", "cpu")(gate, up, activation == "gelu_tanh")
 
+    def by_definition(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, packing: Packing):
+        return F.linear(x, weight if packing == Packing.NONE else unpack_int8(weight, x.dtype), bias)
+
     def angles(positions: torch.Tensor, frequencies: torch.Tensor, *, scale: float, dtype: torch.dtype) -> Any:
         return tuple(x.to(dtype) for x in rope_angles(positions, frequencies, scale=scale))
 
     sums = ("offset", "round_first", "delta_weight", "delta_epsilon")
     for module, name, own in (
-        (product, "linear", F.linear), (product, "norm_linear", norm_linear), (product, "add_linear", add_linear),
+        (product, "linear", by_definition), (product, "norm_linear", norm_linear), (product, "add_linear", add_linear),
         (norms, "rms_norm", by_triton(rms_norm, "offset", "round_first")),
         (norms, "add_rms_norm", by_triton(add_rms_norm, *sums)),
         (native_parts, "rotate", by_triton(rotate)), (native_parts, "gated", by_name),

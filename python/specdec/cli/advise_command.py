@@ -50,6 +50,7 @@ class AdviseOptions:
     batch_size: list[int] | None = option(None, "Sequences at a time, beside 1. Repeatable. Default: 2, 4 and 8.")
     seconds: float = option(50.0, "For which steps are measured. More models need more.")
     seed: int = option(0, "Of the first text; text i uses seed + i.")
+    draft_bits: int | None = option(None, "8: draft models in 8 bits. Default: as saved.", metavar="8")
     as_json: bool = options.as_json()
 
     def __post_init__(self) -> None:
@@ -91,7 +92,9 @@ def advise(
 
     It decodes prompts plainly and with every number of drafts in turns, and predicts from the acceptance by position
     and the times of steps. docs/advise.md says how."""
-    at = models.ModelOptions(target=target, machine=machine)
+    at = models.ModelOptions(target=target, draft_bits=asked.draft_bits, machine=machine)
+    if asked.draft_bits is not None and target is not None and not {*(drafts or ())} - {*ALONE}:
+        refuse("--draft-bits", f"{asked.draft_bits} without a draft model", "none, or DRAFT as well")
     questions = given.questions(None, at)
     with progress("loading models") as show:
         from ..evaluation.advise import advise as measure
@@ -99,7 +102,7 @@ def advise(
         settings = asked.settings()
         loaded = models.load(at, [])
         texts = [question.prompt for question in questions]
-        found, kinds = _drafters(loaded, target, drafts or (), texts, machine.dtype)
+        found, kinds = _drafters(loaded, at, drafts or (), texts)
         ids = [question.tokens(loaded.tokenizer) for question in questions]
         advice = measure(loaded.target, found, ids, settings, show, kinds)
     if asked.as_json:
@@ -111,10 +114,10 @@ def advise(
 
 
 def _drafters(
-    loaded: models.Models, target: str | None, drafts: list[str] | tuple[str, ...], texts: list[str], dtype: str | None
+    loaded: models.Models, at: models.ModelOptions, drafts: list[str] | tuple[str, ...], texts: list[str]
 ) -> tuple[dict[str, PreTrainedModel | Drafter], dict[str, Compatibility]]:
     """What is tried, by name, and what was found of the tokens of draft models."""
-    found: dict[str, PreTrainedModel | Drafter] = {}
+    target, found = at.target, dict[str, "PreTrainedModel | Drafter"]()
     kinds: dict[str, Compatibility] = {}
     if target is None:
         assert loaded.draft is not None
@@ -132,7 +135,7 @@ def _drafters(
                     raise
                 continue  # no model that can be left early
         else:
-            drafter, kind = _named(name, loaded, texts, dtype)
+            drafter, kind = _named(name, loaded, texts, at)
             if kind is not None:
                 kinds[name] = kind
         assert drafter is not None
@@ -141,17 +144,20 @@ def _drafters(
 
 
 def _named(
-    name: str, loaded: models.Models, texts: list[str], dtype: str | None
+    name: str, loaded: models.Models, texts: list[str], at: models.ModelOptions
 ) -> tuple[Drafter | None, Compatibility | None]:
     """A draft model by folder, hub name or GGUF file, or a head by its folder."""
     from ..evaluation.advise.compatibility import compare_tokenizers
-    from ..models.loading import load_model, load_tokenizer
+    from ..models.loading import load_draft, load_tokenizer
 
     try:
-        draft = load_model(name, dtype or "auto", loaded.target.device, name="draft")
-    except (OSError, ValueError):
-        if not Path(name).expanduser().is_dir():
+        draft = load_draft(name, at.machine.dtype or "auto", loaded.target.device, None, at.draft_bits)
+    except (OSError, ValueError) as error:
+        if not Path(name).expanduser().is_dir() or str(error).startswith("draft_bits: "):
             raise
+        if at.draft_bits is not None:
+            allowed = "draft models, which have bits, or no --draft-bits"
+            raise typer.BadParameter(f"got {name!r}, allowed: {allowed}: {error}", param_hint="DRAFT") from error
         return make_drafter(name, loaded.target, tokenizer=loaded.tokenizer), None
     own: PreTrainedTokenizerBase | None
     try:

@@ -173,7 +173,7 @@ class BenchRun:
                 "methods": [_short(name) for name in self.methods],
                 **{name: value for name, value in self.axes._asdict().items() if name != "filters"},
                 **self.axes.filters,
-                **{"exit_layers": self.measured.exit_layers, "compile": self.measured.compile, "bits": self.at.bits},
+                **{"exit_layers": self.measured.exit_layers, "compile": self.measured.compile, **self.at.all_bits},
                 **{"max_new_tokens": settings.max_new_tokens, "seed": settings.seed},
                 "prompts": hashlib.blake2b(prompts, digest_size=16).hexdigest(),
                 **fingerprints(paths),
@@ -187,7 +187,7 @@ class BenchRun:
             },
             "settings": {
                 **dataclasses.asdict(settings),
-                **{"compile": self.measured.compile, "bits": self.at.bits},
+                **{"compile": self.measured.compile, **self.at.all_bits},
                 "chat": any(question.chat for question in self.questions),
             },
             "prompts": [{"id": p.id, "category": p.category, "tokens": len(p.tokens)} for p in session.prompts],

@@ -74,6 +74,9 @@ def chat(
         without = {
             "adapter": at.adapter,
             "draft": at.draft,
+            "draft_bits": at.draft_bits,
+            "load_in_8bit": at.load_in_8bit or None,
+            "load_in_4bit": at.load_in_4bit or None,
             "exit_layers": drafts.exit_layers,
             "tree": drafts.tree,
             "tp": at.tp,

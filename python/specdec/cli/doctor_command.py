@@ -22,6 +22,9 @@ from .user_errors import refuse
 def doctor(
     model: Annotated[str | None, typer.Argument(help="A folder, a GGUF file, or a name on the hub.")] = None,
     device: Annotated[str | None, typer.Option(help="Of the model. Default: a GPU if there is one.")] = None,
+    bits: Annotated[
+        int | None, typer.Option(help="8: as its weights are rounded by --draft-bits 8.", metavar="8")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Reports versions, CPUs and memory that this process may use, what was built, which backends can run on this
@@ -29,6 +32,8 @@ def doctor(
     specdec."""
     if device is not None and model is None:
         refuse("--device", repr(device), "one with a model")
+    if bits is not None and (model is None or bits != 8):
+        refuse("--bits", bits, "8, with a model")
     where = MachineOptions(device=device).chosen_device()
     from importlib import metadata
 
@@ -44,7 +49,7 @@ def doctor(
     info["bfloat16_slowdown"] = slowdown(torch.bfloat16)
     info["hints"] = [*thread_hints(info["cpus"]["usable"], info["threads"], info["load"]), *page_hints()]
     if model is not None:
-        info["native_parts"] = _native_parts(model, where)
+        info["native_parts"] = _native_parts(model, where, bits)
     if as_json:
         typer.echo(json.dumps(info, default=str))
         return
@@ -73,11 +78,11 @@ def doctor(
         console.print(Text(f"hint: {hint}", "yellow"))
 
 
-def _native_parts(model: str, device: str) -> dict[str, str]:
+def _native_parts(model: str, device: str, bits: Any) -> dict[str, str]:
     from ..models.loading import load_model
     from ..models.native_report import native_report
 
-    return native_report(load_model(model, device=device, name="model"))
+    return native_report(load_model(model, device=device, bits=bits, name="model"))
 
 
 def _machine(info: Mapping[str, Any]) -> dict[str, object]:

@@ -137,6 +137,9 @@ def check_drafters(
         refuse("--target / --draft", "--target without --draft", allowed)
     if draft is not None and not needed:
         refuse("--draft", f"a model with {option} {', '.join(names)}", f"none; with {' or '.join(NEED_DRAFT)} one")
+    if models.draft_bits is not None and not needed:
+        allowed = f"none: they are of draft models; with {' or '.join(NEED_DRAFT)} there is one"
+        refuse("--draft-bits", f"{models.draft_bits} with {option} {', '.join(names)}", allowed)
     if exit_layers is not None and "early-exit" not in names:
         given = f"{exit_layers} with {option} {', '.join(names)}"
         refuse("--exit-layers", given, f"an integer >= 1 with {option} early-exit, and none with others")

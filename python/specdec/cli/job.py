@@ -113,7 +113,7 @@ class Job:
             **{name: getattr(d, name) for name in ("drafter", "exit_layers", "confidence")},
             "rule": d.accept_rule,
             "dtype": self.at.machine.dtype,
-            **({} if self.at.bits is None else {"bits": self.at.bits}),
+            **{name: bits for name, bits in self.at.all_bits.items() if bits is not None},
             "num_drafts": num_drafts if isinstance(num_drafts, int) else "auto",
             "max_length": self.options.max_length,
             # Jobs that began before there were these go on.

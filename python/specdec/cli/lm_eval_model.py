@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 from ..checks import refuse
 from ..hf.speculate import Speculator, speculate
 from ..loop.draft_length import AdaptiveDrafts
-from ..models.loading import load_model, load_tokenizer, require_same_vocabulary
+from ..models.loading import load_draft, load_tokenizer, require_same_vocabulary
 from ..stats import Stats
 from .drafters import NAMES, NEED_DRAFT, TREE_DRAFTS, make_drafter, nodes_of
 
@@ -51,6 +51,7 @@ class SpecdecLM(HFLM):
     Args:
         pretrained: of the target, as for ``hf``: a folder, a name on the Hugging Face hub, or a model.
         draft: the same of a smaller model. ``drafter`` is then "model", unless it says otherwise.
+        draft_bits: 8: the weights of a draft that is loaded are rounded to so many bits.
         drafter: who proposes tokens, as on the command line: a name of ``specdec generate --drafter``, or the folder of
             a head. Plain decoding is ``hf``, or ``num_drafts=0``.
         num_drafts: K >= 0, or "auto", which adapts it. None: it adapts where no text depends on it, and is 4 elsewhere.
@@ -69,6 +70,7 @@ class SpecdecLM(HFLM):
         pretrained: str | PreTrainedModel,
         *,
         draft: str | PreTrainedModel | None = None,
+        draft_bits: int | None = None,
         drafter: str | None = None,
         num_drafts: int | str | None = None,
         tree: int | None = None,
@@ -88,6 +90,12 @@ class SpecdecLM(HFLM):
         drafter = drafter or "model"
         if draft is not None and drafter not in NEED_DRAFT:
             refuse("draft", f"a model with drafter {drafter!r}", f"none; with {' or '.join(NEED_DRAFT)} one")
+        if draft_bits is not None and not isinstance(draft, str):
+            refuse(
+                "draft_bits",
+                f"{draft_bits!r} without a draft that is loaded",
+                "None; 8 where draft is a folder or name",
+            )
         chosen = _read_num_drafts(num_drafts)
         super().__init__(pretrained, **arguments)
         if self.backend != "causal":
@@ -97,13 +105,13 @@ class SpecdecLM(HFLM):
             chosen = TREE_DRAFTS
         dtype = arguments.get("dtype") or "auto"
         proposer = make_drafter(drafter, self.model, exit_layers=exit_layers, tokenizer=self.tokenizer,
-                                confidence=confidence, **self._draft(draft, drafter, dtype))  # fmt: skip
+                                confidence=confidence, **self._draft(draft, drafter, dtype, draft_bits))  # fmt: skip
         if proposer is None:  # plain decoding was asked for
             chosen = 0
         self.speculator: Speculator = speculate(drafter=proposer, num_drafts=chosen, rule=rule, tree=nodes)
         self._decoded: list[Stats] = []  # one for each batch
 
-    def _draft(self, draft: str | PreTrainedModel | None, drafter: str, dtype: str) -> dict[str, Any]:
+    def _draft(self, draft: str | PreTrainedModel | None, drafter: str, dtype: str, bits: int | None) -> dict[str, Any]:
         """The draft model, and its tokenizer where the drafter translates between two."""
         if not isinstance(draft, str):
             return {"draft": draft}
@@ -113,7 +121,7 @@ class SpecdecLM(HFLM):
             tokenizer = None  # a draft needs no tokenizer of its own
         if tokenizer is not None and drafter != "universal":
             require_same_vocabulary(self.tokenizer, tokenizer)
-        return {"draft": load_model(draft, dtype, self.device, name="draft"), "draft_tokenizer": tokenizer}
+        return {"draft": load_draft(draft, dtype, self.device, None, bits), "draft_tokenizer": tokenizer}
 
     def _model_generate(
         self, context: torch.Tensor, max_length: int, stop: list[str], **generation_kwargs: Any

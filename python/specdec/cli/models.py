@@ -33,15 +33,22 @@ class ModelOptions:
     target: str | None = option(None, "Folder, hub name or GGUF file of the target. Default: the embedded pair.")
     adapter: str | None = option(None, "Folder of a peft adapter of the target, in safetensors.", show_default=False)
     draft: str | None = option(None, "Folder, hub name or GGUF file of the draft.")
-    load_in_8bit: bool = option(
-        False, "The weights in 8 bits: by ours on a CPU; on a GPU the target's, by bitsandbytes.", "--load-in-8bit"
+    draft_bits: int | None = option(
+        None, "8: the draft's weights in 8 bits, which changes no distribution. Default: as saved.", metavar="8"
     )
-    load_in_4bit: bool = option(False, "The target's in 4 bits, on a GPU.", "--load-in-4bit")
+    load_in_8bit: bool = option(
+        False,
+        "The target's weights in 8 bits, on a CPU the draft's, too: the text is that of this other model.",
+        "--load-in-8bit",
+    )
+    load_in_4bit: bool = option(False, "The target's in 4 bits, on a GPU, by bitsandbytes.", "--load-in-4bit")
     machine: MachineOptions = field(default_factory=MachineOptions)
 
     def __post_init__(self) -> None:
         if self.load_in_8bit and self.load_in_4bit:
             refuse("--load-in-8bit / --load-in-4bit", "both", "at most one of the two")
+        if self.draft_bits not in (None, 8):
+            refuse("--draft-bits", self.draft_bits, "8, or none")
 
     @property
     def tp(self) -> int | None:
@@ -51,6 +58,11 @@ class ModelOptions:
     @property
     def bits(self) -> Literal[4, 8] | None:
         return 8 if self.load_in_8bit else 4 if self.load_in_4bit else None
+
+    @property
+    def all_bits(self) -> dict[str, int | None]:
+        """Of both models, for records; those that began before a draft had bits of its own go on."""
+        return {"bits": self.bits, **({} if self.draft_bits is None else {"draft_bits": self.draft_bits})}
 
     @property
     def alone(self) -> bool:
@@ -154,8 +166,7 @@ class Models:
 
 
 def load(at: ModelOptions, drafters: Sequence[str]) -> Models:
-    """Loads the target, with its adapter, and the draft for these drafters; without a target, the embedded pair. On a
-    CPU the draft has as many bits."""
+    """Loads the target, with its adapter, and the draft for these drafters; without a target, the embedded pair."""
     models = _load(at, drafters)
     if not gc.isenabled():  # since ``main``. What there is now stays to the end, so it is not looked through again:
         gc.freeze()  # that took a quarter of a second, several times while a text was decoded.
@@ -168,24 +179,23 @@ def _load(at: ModelOptions, drafters: Sequence[str]) -> Models:
     import torch
     from transformers.utils import logging
 
-    from ..models.loading import bits_of_draft, load_embedded_pair, load_model, load_pair, load_tokenizer
+    from ..models.loading import load_draft, load_embedded_pair, load_model, load_pair, load_tokenizer
     from ..models.model_folder import CONFIG, TOKENIZER, WEIGHTS, is_gguf, require_folder
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    machine, bits = at.machine, at.bits
+    machine, of_draft = at.machine, dict[str, Any]({"bits": at.bits, "draft_bits": at.draft_bits})
     device = machine.chosen_device()
     if at.target is None:
-        return Models(*load_embedded_pair(machine.dtype or torch.float32, device, bits=bits, tp=at.tp), None)
+        return Models(*load_embedded_pair(machine.dtype or torch.float32, device, **of_draft, tp=at.tp), None)
     if not is_gguf(at.target):
         require_folder("target", at.target, CONFIG, WEIGHTS, TOKENIZER)
     dtype = machine.dtype or "auto"
-    of_target: dict[str, Any] = {"adapter": at.adapter, "bits": bits, "tp": at.tp}
     if at.draft is not None and [name for name in drafters if name in NEED_DRAFT] != ["universal"]:
-        return Models(*load_pair(at.target, at.draft, dtype, device, **of_target), None)
+        pair = load_pair(at.target, at.draft, dtype, device, adapter=at.adapter, tp=at.tp, **of_draft)
+        return Models(*pair, None)
     tokenizer = load_tokenizer("target", at.target)
     draft_tokenizer = None if at.draft is None else load_tokenizer("draft", at.draft)
-    target = load_model(at.target, dtype, device, name="target", **of_target)
-    of_draft = None if at.draft is None else bits_of_draft(bits, device, at.draft)
-    draft = None if at.draft is None else load_model(at.draft, dtype, device, bits=of_draft, name="draft")
+    target = load_model(at.target, dtype, device, adapter=at.adapter, bits=at.bits, tp=at.tp, name="target")
+    draft = None if at.draft is None else load_draft(at.draft, dtype, device, **of_draft)
     return Models(target, draft, tokenizer, draft_tokenizer)

@@ -98,6 +98,7 @@ class Decoder:
         device: of torch. None: a GPU if the actor has one.
         dtype: of the weights, by name.
         adapter: folder of a peft adapter of the target.
+        draft_bits: 8: the draft's weights are rounded to so many bits.
         scheduling: ``rows``, ``max_length``, ``cache_tokens``, ``cache_bytes`` and ``prefill_chunk`` of a
             ``Scheduler``.
 
@@ -126,11 +127,16 @@ class Decoder:
         device: str | None = None,
         dtype: str | None = None,
         adapter: str | None = None,
+        draft_bits: int | None = None,
         **scheduling: Any,
     ):
         with as_arguments():
             at = ModelOptions(
-                target=target, draft=draft, adapter=adapter, machine=MachineOptions(device=device, dtype=dtype)
+                target=target,
+                draft=draft,
+                adapter=adapter,
+                draft_bits=draft_bits,
+                machine=MachineOptions(device=device, dtype=dtype),
             )
             k = None if num_drafts is None else str(num_drafts)
             given = GenerateDrafts(drafter=drafter or "", num_drafts=k, tree=tree, rule=rule)

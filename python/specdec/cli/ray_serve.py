@@ -30,6 +30,7 @@ def serve_app(
     device: str | None = None,
     dtype: str | None = None,
     adapter: str | None = None,
+    draft_bits: int | None = None,
     replicas: int | tuple[int, int] = 1,
     num_cpus: float = 1,
     num_gpus: float | None = None,
@@ -52,6 +53,7 @@ def serve_app(
         device: of torch. None: a GPU if the replica has one.
         dtype: of the weights, by name.
         adapter: folder of a peft adapter of the target.
+        draft_bits: 8: the draft's weights are rounded to so many bits.
         replicas: how many, or the fewest and the most: Serve then adds one when as many requests are open in each as
             it has rows.
         num_cpus: of each replica, which are its threads on a CPU.
@@ -69,7 +71,11 @@ def serve_app(
 
     with as_arguments():
         at = ModelOptions(
-            target=target, draft=draft, adapter=adapter, machine=MachineOptions(device=device, dtype=dtype)
+            target=target,
+            draft=draft,
+            adapter=adapter,
+            draft_bits=draft_bits,
+            machine=MachineOptions(device=device, dtype=dtype),
         )
         drafts = ServedDrafts(
             drafter=None if drafter is None else [*drafter],

@@ -40,11 +40,14 @@ class RooflineOptions:
     batch_sizes: str = option("1,8,32,128", "Sequences at a time, with commas.")
     contexts: str = option("1024,8192", "Tokens of each in the cache, with commas.")
     weight_bits: int | None = option(None, "Of a weight: 4, 8, 16 or 32. Default: 16; with --gpu cpu 32.")
+    draft_bits: int | None = option(None, "The same of DRAFT's. Default: --weight-bits.")
     as_json: bool = options.as_json()
 
     def __post_init__(self) -> None:
         if self.bits not in (4, 8, 16, 32):
             refuse("--weight-bits", self.bits, "4, 8, 16 or 32")
+        if self.draft_bits not in (None, 4, 8, 16, 32):
+            refuse("--draft-bits", self.draft_bits, "4, 8, 16 or 32")
         if self.num_drafts is not None and self.num_drafts < 1:
             allowed = "an integer >= 1: plain decoding is predicted beside it anyway"
             refuse("--num-drafts", self.num_drafts, allowed)
@@ -69,7 +72,9 @@ class RooflineOptions:
         check_rate("alpha", self.alpha)
         machine = None if self.on_cpu else gpu_machine(self.gpu)
         number_bits = 32 if self.on_cpu else 16
-        shapes = [read_shape(name, of, self.bits, number_bits) for name, of in (("TARGET", target), ("DRAFT", draft))]
+        of_draft = self.bits if self.draft_bits is None else self.draft_bits
+        asked = (("TARGET", target, self.bits), ("DRAFT", draft, of_draft))
+        shapes = [read_shape(name, of, bits, number_bits) for name, of, bits in asked]
         if machine is None:
             from ..evaluation.this_cpu import measure_cpu
 

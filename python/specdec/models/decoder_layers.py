@@ -13,12 +13,14 @@ from torch import nn
 from .branches import Branch, Branches, branches_of
 from .copied_modules import reclass, with_modules
 from .deferred import computed
+from .int8_linear import Int8Linear, LastInt8Linear
 from .linear import LastLinear, NativeLinear
 from .merged import MergedLinear
 from .norms import NativeRMSNorm, deferred_sum, passes
 
 M = TypeVar("M", bound=nn.Module)
 _LAST = ("o_proj", "down_proj")  # as transformers names what ends a branch
+_AS_LAST: dict[type, type] = {NativeLinear: LastLinear, Int8Linear: LastInt8Linear}
 
 
 class NativeLayer:
@@ -70,7 +72,7 @@ def _is_ours(module: nn.Module | None) -> bool:
     which they would not find out that one is deferred."""
     assert module is not None
     own = [m for m in module.modules() if m._parameters or m._buffers]
-    return all(isinstance(m, NativeLinear | MergedLinear | NativeRMSNorm) for m in own)
+    return all(isinstance(m, NativeLinear | MergedLinear | Int8Linear | NativeRMSNorm) for m in own)
 
 
 def _with_last(module: nn.Module) -> nn.Module:
@@ -78,7 +80,9 @@ def _with_last(module: nn.Module) -> nn.Module:
     fast = copy.copy(module)
     fast._modules = dict(module._modules)
     for name in _LAST:
-        if type(layer := module._modules.get(name)) is NativeLinear:
-            fast._modules[name] = copy.copy(layer)
-            fast._modules[name].__class__ = LastLinear
+        layer = module._modules.get(name)
+        if layer is not None and type(layer) in _AS_LAST:
+            layer = copy.copy(layer)
+            layer.__class__ = _AS_LAST[type(layer)]
+            fast._modules[name] = layer
     return fast

@@ -25,7 +25,7 @@ from .packed_weights import is_packed, pack
 from .stored_weights import Packed, compute_in_float32
 
 F32, FLOATS = 0, {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
-PACKINGS = {int(packing): packing for packing in Packing if packing != Packing.NONE}
+PACKINGS = {int(packing): packing for packing in Packing if packing.is_of_blocks}
 
 
 def load_gguf(

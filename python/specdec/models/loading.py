@@ -2,39 +2,25 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
-import warnings
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from transformers import (
-    AutoConfig,
-    AutoTokenizer,
-    BitsAndBytesConfig,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-from specdec_kernels import Packing
 
 from ..checks import one_line, refuse
 from .adapters import add_adapter, refuse_adapter, require_adapter
+from .few_bits import Bits, by_bitsandbytes, check_bits, dtype_to_round, round_weights, rounds
 from .gguf_file import read_gguf
-from .linear import has_native
 from .model_folder import CONFIG, TOKENIZER, VOCABULARY, WEIGHTS, hub_or_cache, is_gguf, require_folder
-from .packed_weights import num_parameters
 from .pretrained import check_entries, from_pretrained, loading, quantisation
 from .reduced_head import SIZE, load_reduced
-from .stored_weights import compute_in_float32, pack_weights
+from .stored_weights import compute_in_float32
 
-PACKINGS = {8: Packing.Q8_0}  # by bits, of weights that are rounded on a CPU
-MOST = 0.9  # of a model's parameters; where fewer are packed, a warning says so
 Pair = tuple[PreTrainedModel, PreTrainedModel, PreTrainedTokenizerBase]
 
 
@@ -44,7 +30,7 @@ def load_model(
     device: torch.device | str = "cpu",
     *,
     adapter: str | os.PathLike | None = None,
-    bits: Literal[4, 8] | None = None,
+    bits: Bits | None = None,
     tp: int | None = None,
     name: str = "path",
 ) -> PreTrainedModel:
@@ -61,10 +47,11 @@ def load_model(
         device: the device on which the weights are placed.
         adapter: a folder with adapter_config.json and adapter_model.safetensors: a peft adapter of this model. What its
             configuration names as its model is not looked at.
-        bits: weights of linear layers are rounded to so many bits while they are loaded; None leaves them as they were
-            saved. On a GPU by bitsandbytes, to 8 or 4. On a CPU by ours, to 8, whether bitsandbytes is there or not:
-            those of linear layers and embeddings become GGUF's blocks Q8_0, and compute in float32, which ``dtype`` has
-            to be, or "auto" (``packed_weights``).
+        bits: weights of linear layers are rounded to so many bits while they are loaded, which makes another model of
+            it; None leaves them as they were saved. On a CPU to 8: those of linear layers and embeddings become GGUF's
+            blocks Q8_0, and compute in float32, which ``dtype`` has to be, or "auto" (``packed_weights``). On a GPU to
+            8, by ours where its CUDA kernels were built: those of linear layers become integers with a scale a row, and
+            compute in bfloat16 or float16 (``int8_linear``). Otherwise, and to 4, by bitsandbytes.
         tp: N, the processes of a ``torchrun --nproc-per-node N`` that this one is one of: the weights are divided over
             them, a GPU each ("cuda"), or parts of the CPU. Only rank 0 gets the model: on the others this call does not
             return, but follows rank 0, and ends the process with it (SystemExit). None: the whole model is here. "auto"
@@ -109,9 +96,11 @@ def load_model(
             from .load_sharded import load_sharded
 
             return load_sharded(path, _dtype(dtype), device, tp, name)
-        if bits is not None and torch.device(device).type == "cpu":
-            _check_packing(path, dtype, bits)
-            model = _packed(_load(path, "auto", device, None, name), bits)
+        if bits is not None:
+            check_bits(path, _dtype(dtype), device, bits)
+        if bits is not None and rounds(device, bits):
+            whole = _load(path, dtype_to_round(dtype, device), "cpu", None, name)
+            model = round_weights(whole, bits, device)
         else:
             model = _load(path, dtype, device, bits, name)
             model = model if bits is not None else _computing(model, dtype)
@@ -124,10 +113,10 @@ def _load(
     path: str | os.PathLike,
     dtype: torch.dtype | str,
     device: torch.device | str,
-    bits: Literal[4, 8] | None,
+    bits: Bits | None,
     name: str,
 ) -> PreTrainedModel:
-    placed: dict[str, Any] = {} if bits is None else {"quantization_config": _bitsandbytes(bits, path)}
+    placed: dict[str, Any] = {} if bits is None else {"quantization_config": by_bitsandbytes(bits)}
     with loading(name, path):
         # Most quantised weights are made for one device, so they are loaded there instead of moved.
         if bits is not None or (torch.device(device).type != "cpu" and quantisation(path) is not None):
@@ -139,27 +128,6 @@ def _load(
     if bits is None:
         with loading(name, path):
             model.to(device)
-    return model
-
-
-def _check_packing(path: str | os.PathLike, dtype: torch.dtype | str, bits: int) -> None:
-    if bits not in PACKINGS:
-        refuse("bits", f"{bits!r} on a CPU", "8 or None")
-    if _dtype(dtype) not in (None, torch.float32):
-        refuse("dtype", f"{dtype} with bits on a CPU", "auto or float32, in which packed weights are computed")
-    if quantisation(path) is not None:
-        refuse("bits", f"{bits} for weights that are quantised already", "None for them")
-    if not has_native():
-        refuse("bits", f"{bits} on a CPU without native code", "None")
-
-
-def _packed(model: PreTrainedModel, bits: Literal[4, 8]) -> PreTrainedModel:
-    packed = pack_weights(model, PACKINGS[bits])
-    if not packed:
-        refuse("bits", f"{bits} for weights that are in no rows of whole blocks", "None for them")
-    if (share := packed / num_parameters(model)) < MOST:
-        told = f"bits: {share:.0%} of the model's parameters are packed; the layers of the others cannot be"
-        warnings.warn(told, RuntimeWarning, stacklevel=3)
     return model
 
 
@@ -208,16 +176,6 @@ def _dtype(given: torch.dtype | str) -> torch.dtype | None:
     return given if isinstance(given, torch.dtype) else None if given == "auto" else getattr(torch, given)
 
 
-def _bitsandbytes(bits: Literal[4, 8], path: str | os.PathLike) -> BitsAndBytesConfig:
-    if bits not in (4, 8):
-        refuse("bits", bits, "4, 8 or None")
-    if quantisation(path) is not None:
-        refuse("bits", f"{bits} for weights that are quantised already", "None for them")
-    if importlib.util.find_spec("bitsandbytes") is None:
-        refuse("bits", f"{bits} without bitsandbytes", "None, or: pip install bitsandbytes")
-    return BitsAndBytesConfig(load_in_8bit=bits == 8, load_in_4bit=bits == 4)
-
-
 def load_pair(
     target: str | os.PathLike,
     draft: str | os.PathLike,
@@ -225,7 +183,8 @@ def load_pair(
     device: torch.device | str = "cpu",
     *,
     adapter: str | os.PathLike | None = None,
-    bits: Literal[4, 8] | None = None,
+    bits: Bits | None = None,
+    draft_bits: Literal[8] | None = None,
     tp: int | None = None,
 ) -> Pair:
     """Loads target, draft and the target's tokenizer.
@@ -234,7 +193,9 @@ def load_pair(
         target, draft: as ``path`` of :func:`load_model`.
         dtype, device: as there, of both models.
         adapter: as there, of the target.
-        bits: as there, of the target, and on a CPU of both models.
+        bits: as there, of the target, whose text then is that of the rounded model; on a CPU also of a draft without
+            ``draft_bits``.
+        draft_bits: as ``bits`` there, of the draft alone. The text keeps the target's distribution.
         tp: as there, of the target. Rank 0 alone has the draft, whole.
 
     Raises:
@@ -262,30 +223,47 @@ def load_pair(
     if draft_tokenizer is not None:
         require_same_vocabulary(tokenizer, draft_tokenizer)
     target_model = load_model(target, dtype, device, adapter=adapter, bits=bits, tp=tp, name="target")
-    of_draft = bits_of_draft(bits, device, draft)
-    return target_model, load_model(draft, dtype, device, bits=of_draft, name="draft"), tokenizer
+    return target_model, load_draft(draft, dtype, device, bits, draft_bits), tokenizer
 
 
-def bits_of_draft(
-    bits: Literal[4, 8] | None, device: torch.device | str, draft: str | os.PathLike
-) -> Literal[4, 8] | None:
-    """Returns the bits of a draft beside a target of such bits. Those of a GPU save memory, and a draft has little;
-    a GGUF file has its own."""
-    return bits if torch.device(device).type == "cpu" and not is_gguf(draft) else None
+def load_draft(
+    path: str | os.PathLike,
+    dtype: torch.dtype | str,
+    device: torch.device | str,
+    bits: Bits | None,
+    draft_bits: int | None,
+) -> PreTrainedModel:
+    """Loads a draft model, with the arguments of :func:`load_pair`. Where nobody says how many bits it has, it has
+    those of the target on a CPU, unless it is a GGUF file, which has its own; on a GPU these are to save memory, of
+    which a draft takes little."""
+    if draft_bits is None:
+        as_target = torch.device(device).type == "cpu" and not is_gguf(path)
+        return load_model(path, dtype, device, bits=bits if as_target else None, name="draft")
+    if draft_bits != 8:
+        refuse("draft_bits", repr(draft_bits), "8 or None")
+    try:
+        return load_model(path, dtype, device, bits=8, name="draft")
+    except ValueError as error:
+        if str(error).startswith("bits: "):
+            raise ValueError(f"draft_{error}") from error
+        raise
 
 
 def load_embedded_pair(
     dtype: torch.dtype | str = torch.float32,
     device: torch.device | str = "cpu",
     *,
-    bits: Literal[4, 8] | None = None,
+    bits: Bits | None = None,
+    draft_bits: Literal[8] | None = None,
     tp: int | None = None,
 ) -> Pair:
     """Loads the small target and draft that come with the package, and their tokenizer. They write Python.
 
     Args:
         dtype, device: as in :func:`load_model`, of both models.
-        bits: as there, of the target, and on a CPU of both models.
+        bits: as there, of the target, whose text then is that of the rounded model; on a CPU also of a draft without
+            ``draft_bits``.
+        draft_bits: as ``bits`` there, of the draft alone. The text keeps the target's distribution.
         tp: as there, of the target: 2.
 
     Example:
@@ -296,8 +274,7 @@ def load_embedded_pair(
     """
     folder = Path(str(resources.files("specdec") / "embedded"))
     target = load_model(folder / "target", dtype, device, bits=bits, tp=tp, name="target")
-    of_draft = bits_of_draft(bits, device, folder / "draft")
-    draft = load_model(folder / "draft", dtype, device, bits=of_draft, name="draft")
+    draft = load_draft(folder / "draft", dtype, device, bits, draft_bits)
     return target, draft, load_tokenizer("tokenizer", folder / "tokenizer")
 
 

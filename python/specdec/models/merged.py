@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Sequence
-from typing import Literal, TypeVar, cast
+from typing import Literal, TypeVar
 from weakref import WeakValueDictionary
 
 import torch
@@ -19,6 +19,7 @@ from torch import nn
 
 from .beside import BESIDE, Beside, Names, all_beside, beside_in
 from .copied_modules import is_hooked, with_modules
+from .int8_linear import Int8Linear
 from .linear import is_plain
 from .native_setting import is_wanted
 from .prefill import is_out_of_memory
@@ -28,15 +29,21 @@ M = TypeVar("M", bound=nn.Module)
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
-class MergedLinear(nn.Linear):
-    """What ``nn.Linear`` computes, together with the layers beside it. It shares all of the layer that it stands
-    for."""
-
+class _Merged(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         # Gradients belong to the parameters, and autocast keeps its copies of these.
         if torch.is_grad_enabled() or torch.is_autocast_enabled(x.device.type):
             return super().forward(x)
         return vars(self)["beside"].take(self, x)
+
+
+class MergedLinear(_Merged, nn.Linear):
+    """What ``nn.Linear`` computes, together with the layers beside it. It shares all of the layer that it stands
+    for."""
+
+
+class MergedInt8Linear(_Merged, Int8Linear):
+    """The same of weights in 8 bits."""
 
 
 class Whole:
@@ -147,7 +154,7 @@ class _Merging:
     def __init__(self, model: nn.Module, device: str, names: Names):
         weights = (p for module in model.modules() for p in module._parameters.values() if type(p) is nn.Parameter)
         self._device, self._names, self._uses = device, names, Counter(p.data_ptr() for p in weights)
-        self._layers: dict[int, MergedLinear] = {}
+        self._layers: dict[int, nn.Linear] = {}
         self._full = self.moved = False
 
     def other(self, module: nn.Module) -> nn.Module | None:
@@ -158,7 +165,7 @@ class _Merging:
         return self._layers.get(id(module))
 
     def _can_be_merged(self, layers: Sequence[nn.Linear]) -> bool:
-        plain = all(is_plain(layer, *_DTYPES, device=self._device) and not layer._forward_pre_hooks for layer in layers)
+        plain = all(map(self._is_known, layers))
         if not plain or any(id(layer) in self._layers for layer in layers) or len({*map(id, layers)}) < len(layers):
             return False
         biases = [layer.bias for layer in layers if layer.bias is not None]
@@ -168,6 +175,10 @@ class _Merging:
         same = all(len({(part.dtype, part.device) for part in group}) == 1 for group in groups)
         return same and all(self._is_alone(part) for group in groups for part in group)
 
+    def _is_known(self, layer: nn.Linear) -> bool:
+        is_int8 = type(layer) is Int8Linear and layer.weight.device.type == self._device
+        return (is_int8 or is_plain(layer, *_DTYPES, device=self._device)) and not layer._forward_pre_hooks
+
     def _is_alone(self, part: torch.Tensor) -> bool:
         """Whether no other tensor is known to share its memory."""
         own = part.untyped_storage().nbytes() == part.nbytes > 0 and part.is_contiguous()
@@ -175,7 +186,7 @@ class _Merging:
 
     def _merge(self, layers: Sequence[nn.Linear]) -> None:
         before = layers[0].weight.data_ptr()
-        fast = [cast(MergedLinear, copy.copy(layer)) for layer in layers]
+        fast = [copy.copy(layer) for layer in layers]
         try:
             product = _Product(fast)
         except Exception as error:
@@ -185,6 +196,6 @@ class _Merging:
             return
         self.moved = self.moved or layers[0].weight.data_ptr() != before
         for layer in fast:
-            layer.__class__ = MergedLinear
+            layer.__class__ = MergedInt8Linear if isinstance(layer, Int8Linear) else MergedLinear
         Beside(fast, product)
         self._layers.update((id(layer), own) for layer, own in zip(layers, fast, strict=True))

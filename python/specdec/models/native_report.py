@@ -15,20 +15,23 @@ from .attention_choice import why_its_own
 from .beside import all_beside
 from .cached_model import CachedModel
 from .decoder_layers import NativeLayer, with_native_layers
+from .int8_linear import Int8Linear, LastInt8Linear
 from .linear import LastLinear, NativeLinear
 from .native_parts import NativeAngles, NativeGated
 from .native_setting import SETTING, is_wanted
 from .norms import NativeRMSNorm
-from .product import MOST_ROWS, UNIT, has_kernel
+from .product import MOST_ROWS, MOST_ROWS_INT8, UNIT, has_kernel
+
+_LAST = (LastLinear, LastInt8Linear)
 
 
 def native_report(model: PreTrainedModel) -> dict[str, str]:
     """Returns what there is to say of each kind of part, by its name."""
     cached = CachedModel(model)
     modules, exchanged = list(cached.steps.modules()), list(with_native_layers(cached.steps, "cpu").modules())
-    linear = Counter(_stored(m) for m in modules if isinstance(m, NativeLinear))
+    linear = Counter(_stored(m) for m in modules if isinstance(m, NativeLinear | Int8Linear))
     layers = [m for m in exchanged if isinstance(m, NativeLayer)]
-    others = sum(isinstance(m, nn.Linear) and not isinstance(m, NativeLinear) for m in modules)
+    others = sum(isinstance(m, nn.Linear) and not isinstance(m, NativeLinear | Int8Linear) for m in modules)
     numbers = ", ".join(f"{count} of {stored}" for stored, count in sorted(linear.items())) or "none"
     together = Counter(len(beside.layers) for beside in all_beside(cached.steps))
     products = ", ".join(f"{count} of {size} layers" for size, count in sorted(together.items(), reverse=True))
@@ -53,15 +56,17 @@ def native_report(model: PreTrainedModel) -> dict[str, str]:
 def _on_a_gpu(modules: Sequence[nn.Module], layers: Sequence[Any]) -> str:
     """Of a model that may be elsewhere now."""
     linear = [m for m in modules if isinstance(m, nn.Linear)]
-    count = sum(layer.in_features % UNIT == 0 for layer in linear)
-    norms, sums = sum(len(layer.defers) for layer in layers), sum(isinstance(m, LastLinear) for m in linear)
+    int8 = sum(isinstance(layer, Int8Linear) for layer in linear)
+    count = sum(layer.in_features % UNIT == 0 for layer in linear) - int8
+    norms, sums = sum(len(layer.defers) for layer in layers), sum(isinstance(m, _LAST) for m in linear)
     way = f", with {norms} norms and {sums} sums on their way" if norms + sums else ""
-    return f"{count} of {len(linear)} linear layers in bfloat16 and float16{way}, up to {MOST_ROWS} tokens at a time"
+    told = f"{count} of {len(linear)} linear layers in bfloat16 and float16{way}, up to {MOST_ROWS} tokens at a time"
+    return f"{told}; {int8} in 8 bits, up to {MOST_ROWS_INT8}" if int8 else told
 
 
 def _forwards(cached: CachedModel) -> dict[str, str]:
     return {"forwards": "replayed" if cached.is_recorded else "not recorded, as there are hooks or adapters"}
 
 
-def _stored(layer: NativeLinear) -> str:
+def _stored(layer: NativeLinear | Int8Linear) -> str:
     return str(layer.weight.dtype).removeprefix("torch.") if layer.packing == Packing.NONE else layer.packing.name

@@ -14,10 +14,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from specdec_kernels import Packing, dequantise, rows_of_blocks
+from specdec_kernels import Packing, dequantise, rows_of_blocks, unpack_int8
 
 from ..checks import refuse
 from .copied_modules import reclass
+from .int8_linear import Int8Linear, rows_of_int8
 from .linear import NativeLinear
 
 ROWS_AT_ONCE = 4096  # of a weight that is written anew
@@ -88,8 +89,8 @@ def pack(module: nn.Linear | nn.Embedding, blocks: torch.Tensor, packing: Packin
     if not is_linear and not isinstance(module, nn.Embedding) or isinstance(module, PackedEmbedding):
         refuse("module", type(module).__name__, "an nn.Linear or an nn.Embedding")
     rows, width = module.weight.shape
-    if packing == Packing.NONE or width % inputs:
-        allowed = ", ".join(p.name for p in Packing if p != Packing.NONE and width % p.block[0] == 0) or "none"
+    if not packing.is_of_blocks or width % inputs:
+        allowed = ", ".join(p.name for p in Packing if p.is_of_blocks and width % p.block[0] == 0) or "none"
         refuse("packing", packing.name, f"{allowed} for rows of {width} numbers")
     shape = [rows, width // inputs * size]
     if blocks.dtype != torch.uint8 or [*blocks.shape] != shape or not blocks.is_contiguous():
@@ -105,8 +106,8 @@ def pack(module: nn.Linear | nn.Embedding, blocks: torch.Tensor, packing: Packin
 
 
 def is_packed(module: object) -> bool:
-    """Whether its ``weight`` are blocks."""
-    return isinstance(module, PackedLinear | PackedEmbedding)
+    """Whether its ``weight`` are blocks, or integers with scales."""
+    return isinstance(module, PackedLinear | PackedEmbedding | Int8Linear)
 
 
 def width_of(module: nn.Linear | nn.Embedding) -> int:
@@ -119,6 +120,8 @@ def width_of(module: nn.Linear | nn.Embedding) -> int:
 def rows_of(module: nn.Linear | nn.Embedding, rows: torch.Tensor) -> torch.Tensor:
     """Returns the rows [..., width] of a layer's weights with the numbers ``rows`` [...], as floats."""
     weight = module.weight.detach()
+    if isinstance(module, Int8Linear):
+        return rows_of_int8(weight, rows.to(weight.device))
     if isinstance(module, PackedLinear | PackedEmbedding):
         return dequantise(rows_of_blocks(weight, rows.to(weight.device)), module.packing)
     return F.embedding(rows.to(weight.device), weight)
@@ -127,6 +130,8 @@ def rows_of(module: nn.Linear | nn.Embedding, rows: torch.Tensor) -> torch.Tenso
 def weight_of(module: nn.Module) -> torch.Tensor | None:
     """Returns the numbers that the weights of a layer stand for, without gradients; None: it has none."""
     weight = getattr(module, "weight", None)
+    if isinstance(module, Int8Linear):
+        return unpack_int8(module.weight.detach())
     if isinstance(module, PackedLinear | PackedEmbedding):
         rows = torch.arange(module.weight.shape[0])
         return torch.cat([rows_of(cast(nn.Linear, module), some) for some in rows.split(ROWS_AT_ONCE)])

@@ -12,13 +12,17 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch.nn import functional as F
 
-from specdec_kernels import add_linear, build_info, linear, norm_linear
+from specdec_kernels import Packing, add_linear, build_info, linear, norm_linear, unpack_int8
 
 from .deferred import Deferred, computed, source_of
 
 # Two tiles of the kernel. For a layer of an 8B model, an H200 took 7 % less time by a sketch of it than by cuBLAS with
 # one row, 4 % less with 8 and 27 % more with 40, and nothing was measured in between (docs/cuda.md).
 MOST_ROWS = 16
+# Weights of 8 bits would have to be expanded for cuBLAS, which takes three times the bytes that 16 bits take. 64 rows
+# have 240 instructions a kilobyte of weights, where an H100 can issue about 300 while it arrives; not measured yet.
+MOST_ROWS_INT8 = 64
+EXPANDED = 64 << 20  # bytes of weights that are expanded at a time
 DTYPES = (torch.bfloat16, torch.float16)
 UNIT = 32  # of whose multiple the kernel takes inputs
 DEVICE = "cuda"
@@ -45,13 +49,20 @@ def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) ->
     """Returns ``x weight^T + bias`` [..., outputs] of x [..., inputs], as ``torch.nn.functional.linear``. Where weights
     are such as the kernel takes, and there are up to ``MOST_ROWS`` rows, a row's result does not depend, to the last
     bit, on the others. Which of the two computes follows from shapes and dtypes alone, so a graph that was captured
-    keeps it."""
+    keeps it.
+
+    Args:
+        weight: [outputs, inputs] of a floating dtype, or uint8 as :func:`specdec_kernels.pack_int8` returns it. By
+            this the kernel multiplies up to ``MOST_ROWS_INT8`` rows.
+    """
     if (y := _of_norm(x, weight, bias)) is not None:
         return y
     x = computed(x)
+    is_int8 = weight.dtype == torch.uint8
     if not _computes(x, weight, bias):
-        return F.linear(x, weight, bias)
-    return linear(_rows(x), weight, bias).view(*x.shape[:-1], weight.shape[0])
+        return _expanded(x, weight, bias) if is_int8 else F.linear(x, weight, bias)
+    packing = Packing.INT8 if is_int8 else Packing.NONE
+    return linear(_rows(x), weight, bias, packing).view(*x.shape[:-1], weight.shape[0])
 
 
 def gated_product(
@@ -81,7 +92,7 @@ def deferred_norm(
 
 def deferred_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """Returns :func:`product`, left to the sum that follows if the kernel can compute it."""
-    if not _computes(x := computed(x), weight, bias):
+    if not _suits(x := computed(x)) or not _computes(x, weight, bias):
         return product(x, weight, bias)
     form = x.new_empty((*x.shape[:-1], weight.shape[0]))
     return Deferred.of(form, functools.partial(product, x, weight, bias), Product(x, weight, bias))
@@ -106,15 +117,24 @@ def takes(weight: torch.Tensor) -> bool:
     return suits and weight.shape[1] % UNIT == 0 and weight.data_ptr() % 16 == 0 and has_kernel()
 
 
-def _suits(x: torch.Tensor) -> bool:
+def _expanded(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    outputs = max(EXPANDED // (8 * x.shape[-1] * x.itemsize), 1) * 8
+    biases = [None] * len(weight) if bias is None else bias.split(outputs)
+    parts = zip(weight.split(outputs), biases, strict=False)
+    return torch.cat([F.linear(x, unpack_int8(some, x.dtype), of) for some, of in parts], -1)
+
+
+def _suits(x: torch.Tensor, most: int = MOST_ROWS) -> bool:
     """Whether the kernel computes with these numbers, and so many rows."""
-    few = x.device.type == DEVICE and x.numel() <= MOST_ROWS * x.shape[-1] and x.dtype in DTYPES
+    few = x.device.type == DEVICE and x.numel() <= most * x.shape[-1] and x.dtype in DTYPES
     return few and has_kernel() and not torch.is_grad_enabled() and not torch.is_autocast_enabled(DEVICE)
 
 
 def _computes(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
-    alike = all(other is None or (other.dtype, other.device) == (x.dtype, x.device) for other in (weight, bias))
-    return alike and _suits(x) and takes(weight)
+    is_int8 = weight.dtype == torch.uint8
+    others = [other for other in (None if is_int8 else weight, bias) if other is not None]
+    alike = all((other.dtype, other.device) == (x.dtype, x.device) for other in others)
+    return alike and (_suits(x, MOST_ROWS_INT8) if is_int8 else _suits(x) and takes(weight))
 
 
 @functools.cache

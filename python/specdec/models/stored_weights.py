@@ -55,8 +55,8 @@ def compute_in_float32(model: PreTrainedModel) -> PreTrainedModel:
     """Makes a model on a CPU compute in float32, in place, and returns it. Weights of 16 bits of its linear layers and
     embeddings stay as they are; all others become float32, experts among them; without native code all do. If they do
     not fit the memory, it stays as it was, with a warning."""
-    linear, embeddings = _kept(model, *HALVES) if has_native() else ([], [])
-    kept = {id(module.weight) for module in (*linear, *embeddings)}
+    linear, embeddings = kept(model, *HALVES) if has_native() else ([], [])
+    stay = {id(module.weight) for module in (*linear, *embeddings)}
     rest = [
         tensor
         for module in model.modules()
@@ -64,7 +64,7 @@ def compute_in_float32(model: PreTrainedModel) -> PreTrainedModel:
         if tensor is not None
         and tensor.is_floating_point()
         and tensor.dtype != torch.float32
-        and id(tensor) not in kept
+        and id(tensor) not in stay
     ]
     size, free = 4 * sum({id(tensor): tensor.numel() for tensor in rest}.values()), free_memory(model.device)
     if free is not None and size > free:
@@ -94,7 +94,7 @@ def pack_weights(model: PreTrainedModel, packing: Packing) -> int:
     """
     if not has_native():
         raise RuntimeError("packed weights on a CPU take native code, which is missing")
-    found = [m for kind in _kept(model, *FLOATS) for m in kind if m.weight.shape[1] % packing.block[0] == 0]
+    found = [m for kind in kept(model, *FLOATS) for m in kind if m.weight.shape[1] % packing.block[0] == 0]
     sharing: dict[int, list[nn.Module]] = {}
     for module in model.modules():
         for parameter in module._parameters.values():
@@ -115,8 +115,8 @@ def pack_weights(model: PreTrainedModel, packing: Packing) -> int:
     return packed
 
 
-def _kept(model: PreTrainedModel, *dtypes: torch.dtype) -> tuple[list[nn.Linear], list[nn.Embedding]]:
-    """Returns the modules of these dtypes whose weights no other code reads, so they may be stored in any way."""
+def kept(model: PreTrainedModel, *dtypes: torch.dtype) -> tuple[list[nn.Linear], list[nn.Embedding]]:
+    """Returns the modules on a CPU of these dtypes whose weights no other code reads, so they may be stored anyhow."""
     modules = list(model.modules())
     names = {kind: _read_by(kind) for kind in {type(module) for module in modules}}
     read = {id(getattr(m._modules.get(name), "weight", None)) for m in modules for name in names[type(m)]}
