@@ -40,7 +40,8 @@ OnLogits = Callable[[int, int, torch.Tensor], None]
 FLEX_STEP = 256  # slots
 PREFILL_TOKENS = 8192  # most tokens of one prefill forward; its intermediate results are freed before the next one
 LOGITS_TOKENS = 1024  # most tokens of one prefill forward whose logits are asked for
-# Of several tokens, before it is recorded, which takes as long as this costs: a short text has few steps of some widths.
+# Of a forward of several tokens, before it is recorded, since a short text has few steps of some widths: to record one
+# takes as long as so many runs lose.
 RARE_RUNS = 3
 _RECURRENT_LAYERS = ("linear_attention", "conv")  # what models call them where masks are given by kind of layer
 

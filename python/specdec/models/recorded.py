@@ -40,8 +40,8 @@ class Cache(Protocol):
 
 class RecordedForwards:
     """The forwards of one model, by a key of all that a recording fixes, the shape of the cache among it. The first one
-    with a key just runs, or the first ``runs``; the next is recorded, unless what it calls depends on numbers, and later
-    ones are replayed, over other caches, too: as a native program if most of what is called is of our own, otherwise as
+    with a key just runs, or the first ``runs``; the next is recorded, unless what it calls depends on numbers. Later
+    ones are replayed, over other caches, too: as a native program if most of what is called is of our own, else as
     Python.
 
     Args:
@@ -158,9 +158,9 @@ def _fixed(
 def _written(
     calls: Sequence[Call], own: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], result: torch.Tensor
 ) -> Callable[..., Forward]:
-    """Writes the calls as code, one a line, and returns what binds it to a cache's tensors. Parts of weights and caches,
-    which stay where they are, are taken once. A value's name is used again when no later call needs the value, which
-    frees its memory."""
+    """Writes the calls as code, one a line, and returns what binds it to a cache's tensors. Parts of weights and
+    caches, which stay where they are, are taken once. A value's name is used again when no later call needs the value,
+    which frees its memory."""
     names: dict[int, str] = {}
     for i, x in enumerate(own):
         names.setdefault(id(x), f"k{i}")
