@@ -354,7 +354,9 @@ class Batch:
 
         timer = StepTimer(config.target.device) if self._adapts else None
         if graphs is None:
+            before = self._first_runs()
             result = run()
+            timer = timer if self._first_runs() == before else None
         else:
             fixed = (known[name] for name in ("num_drafts", "visible", "log_probs", "num_ranked", "top"))
             result = graphs.run((*fixed, *self.device_rows.signature), run, self.session)
@@ -369,6 +371,12 @@ class Batch:
         self.steps += 1
         self.num_drafts = num_drafts
         self.draft_forwards += drafts.forwards
+
+    def _first_runs(self) -> int:
+        """How many forwards so far took longer than they will when they come again."""
+        drafter = self.config.drafter
+        models = self.config.target, drafter.model if drafter else None
+        return sum(model.first_runs for model in models if model is not None)
 
     def _use_rows(self) -> None:
         """Sets how many rows the next step has. The times of steps with other numbers of rows are others, so all

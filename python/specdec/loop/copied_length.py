@@ -9,16 +9,18 @@ well: the text shows whether they were right.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import takewhile
 
 from ..drafters.protocol import Copies
 from .draft_length import MARGIN, AdaptiveDrafts, TimedK
-from .step_times import GUESS_WEIGHT, SEEN
+from .step_times import GUESS_WEIGHT
 
 LONGEST = 20  # matching tokens; more are like these
 MEMORY = 0.99  # weight of older tokens in the chance of those with as many matching ones
+TOKEN = 0.12  # of a plain step's time, for each copied token, as far as nothing is timed
 LOOK_AROUND = 32  # choices, after which one step has a neighbouring width, so that its time stays known
+LOOK_AROUND_0 = 128  # the same where nothing is verified, as the neighbour then is dear
 
 
 class Chances:
@@ -51,7 +53,13 @@ class CopiedK(TimedK):
 
     def __init__(self, drafts: AdaptiveDrafts):
         super().__init__(drafts, few=True)
+        # What is worth one draft is nearly always worth two, and each width has to be recorded or captured.
+        self.widths = [k for k in self.widths if k != 1 or self.most == 1]
         self.chances, self._choices = Chances(), 0
+
+    def _guess(self, rows: int) -> Callable[[int], float]:
+        """As little as a machine may take for a token more, so that drafts are tried where they may pay."""
+        return super()._guess(rows) or (lambda k: 1 + TOKEN * k)
 
     def choose(self, rows: int, live: int, caps: Sequence[int]) -> int:
         return self.most
@@ -70,17 +78,13 @@ class CopiedK(TimedK):
             copies: what was found in each row.
         """
         longest = max(map(len, copies.tokens))
-        times, widths = self._of(rows), [*takewhile(lambda k: k <= longest, self.widths)]
-        if (missing := times.missing(longest, SEEN)) is not None:
-            return missing
+        widths = [*takewhile(lambda k: k <= longest, self.widths)]
         best = self._best(rows, live, copies, widths)
-        # Where drafts do not seem to pay, to time them more often would only lose.
-        if best and (missing := times.missing(longest)) is not None:
-            return missing
         self._choices += 1
-        if self._choices % LOOK_AROUND:
+        pause = LOOK_AROUND if best else LOOK_AROUND_0
+        if self._choices % pause:
             return best
-        place = widths.index(best) + (1 if self._choices // LOOK_AROUND % 2 else -1)
+        place = widths.index(best) + (1 if self._choices // pause % 2 else -1)
         return widths[min(max(place, 0), len(widths) - 1)]
 
     def _best(self, rows: int, live: int, copies: Copies, widths: Sequence[int]) -> int:

@@ -9,7 +9,7 @@ chosen. It is 0 where no draft pays; drafts are then tried again now and then, w
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
@@ -152,8 +152,13 @@ class TimedK(FixedK):
 
     def _of(self, rows: int) -> StepTimes:
         if rows not in self._times:
-            self._times[rows] = StepTimes(self.widths, self._given)
+            self._times[rows] = StepTimes(self.widths, self._given, self._guess(rows))
         return self._times[rows]
+
+    def _guess(self, rows: int) -> Callable[[int], float] | None:
+        """Returns a guess of the times of steps with so many rows: those of the nearest number of rows."""
+        near = [n for n, times in self._times.items() if times.is_known]
+        return self._times[min(near, key=lambda n: abs(math.log(n / rows)))].of if near else None
 
     def took(self, rows: int, num_drafts: int, width: int, seconds: float) -> None:
         """Records the time of a step that was asked for ``num_drafts`` and verified ``width``."""
@@ -164,7 +169,7 @@ class TimedK(FixedK):
         if self._given is not None:
             return list(self._given)
         times = self._times.get(rows)
-        if times is None or times.missing(self.most, SEEN) is not None:
+        if times is None or times.missing(self.most, SEEN) is not None or not times.is_known:
             return None
         return [round(times.of(k) / times.of(0), 2) for k in range(self.most + 1)]
 
@@ -175,7 +180,7 @@ class AdaptiveK(TimedK):
     def __init__(self, drafts: AdaptiveDrafts, few: bool):
         super().__init__(drafts, few)
         self._tested, self._accepted = [0.0] * self.most, [0.0] * self.most
-        self._k, self._keep, self._choices = self.widths[1], 0, 0
+        self._k, self._keep, self._choices, self._rows = self.widths[1], 0, 0, 0
         self._pause = 0  # plain steps before the next trial
         self._balance = 0.0  # plain steps that drafts have won since the last pause; < 0: lost
         self._resumed: StepTimes | None = None  # of the rows whose drafter is about to read what it missed
@@ -193,7 +198,9 @@ class AdaptiveK(TimedK):
             # Where drafts do not seem to pay, to time them more often would only lose.
             if times.missing(max(caps), SEEN) is not None or self._best(times, live, caps):
                 return missing
-        if self._k == 0:
+        if rows != self._rows:  # whose steps take other times: what pays is another question
+            self._rows, self._keep = rows, 0
+        elif self._k == 0:
             self._pause -= 1
             if self._pause <= 0:
                 self._resume(times)

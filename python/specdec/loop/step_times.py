@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 DECAY = 0.98  # weight of older steps in how many drafts are found
 GUESS_WEIGHT = 2.0  # tests that a first guess of a probability is worth
@@ -15,22 +15,26 @@ SURPRISE = 0.4  # the largest error that counts, as a logarithm: a longer step w
 
 
 class StepTimes:
-    """T(K) of steps with one number of rows, and how many drafts are found in them. Three widths are asked for first:
-    no drafts, one, and many. T is a straight line between timed widths, since each draft adds a draft forward and a
-    token to verify.
+    """T(K) of steps with one number of rows, and how many drafts are found in them. T is a straight line between timed
+    widths, since each draft adds a draft forward and a token to verify.
 
-    All steps are timed from then on. A change of the machine's speed shows in whatever width is in use, so the speed is
-    a factor of its own, and the times of widths among each other change slowly.
+    All steps are timed. A change of the machine's speed shows in whatever width is in use, so the speed is a factor of
+    its own, and the times of widths among each other change slowly.
 
     Args:
         widths: the K that may be chosen, ascending from 0.
         costs: T of every K, which then never changes; None: learned.
+        guess: gives T(K) in any unit, and counts as far as nothing is timed. None: three widths are asked for first: no
+            drafts, one, and many.
     """
 
-    def __init__(self, widths: Sequence[int], costs: Sequence[float] | None):
-        self.widths, self._fixed = widths, costs is not None
+    def __init__(
+        self, widths: Sequence[int], costs: Sequence[float] | None, guess: Callable[[int], float] | None = None
+    ):
+        self.widths, self._fixed, self._guess = widths, costs is not None, guess
         last = len(widths) - 1
-        self._first = sorted({widths[0], widths[min(1, last)], widths[-(-3 * last // 4)]})
+        asked = {widths[0], widths[min(1, last)], widths[-(-3 * last // 4)]}
+        self._first = sorted(asked if guess is None else widths)
         self._times = {k: math.log(costs[k]) for k in widths} if costs is not None else {}  # logarithms, at speed 0
         self._speed = 0.0  # logarithm of a factor of all times
         self._turns = dict.fromkeys(widths, 0)  # steps that were asked for a width
@@ -39,9 +43,12 @@ class StepTimes:
 
     def missing(self, most: int, steps: int = TIMED) -> int | None:
         """Returns a width up to ``most`` that has to be asked for before T is known by so many steps of each; None: it
-        is. Widths take turns, so that a change of the machine's load affects all of them."""
+        is. Widths take turns, so that a change of the machine's load affects all of them. With a guess, T(0) is enough,
+        by which it is scaled."""
         if self._fixed:
             return None
+        if self._guess is not None:
+            return 0 if self._turns[0] <= SEEN else None
         fewest = min((k for k in self._first if k <= most), key=self._turns.__getitem__)
         return fewest if self._turns[fewest] <= steps else None
 
@@ -79,12 +86,36 @@ class StepTimes:
             self._times[width] = known + max(1 / (count + 1), WIDTH_RATE) * error
             self._speed += SPEED_RATE * error
 
+    @property
+    def is_known(self) -> bool:
+        """Whether steps with drafts are timed, and steps without."""
+        known = [k for k, _ in self._known()]
+        return len(known) > 1 and known[0] == 0
+
+    def _known(self) -> list[tuple[int, float]]:
+        """Returns the timed widths, ascending, and their seconds. With a guess, a time counts when another step
+        confirmed it."""
+        least = 0 if self._fixed or self._guess is None else SEEN + 1
+        return [(k, math.exp(t + self._speed)) for k, t in sorted(self._times.items()) if self._visits[k] >= least]
+
     def of(self, width: int) -> float:
-        """Returns T(width) in seconds, by the line through the timed widths around it."""
-        points = sorted(self._times.items())
-        i = next((i for i in range(1, len(points)) if points[i][0] >= width), len(points) - 1)
-        (k0, t0), (k1, t1) = ((k, math.exp(t + self._speed)) for k, t in (points[max(i - 1, 0)], points[i]))
+        """Returns T(width) in seconds, by the line through the timed widths around it, and beyond them by the guess."""
+        known = self._known()
+        if self._guess is not None and not (known and known[0][0] <= width <= known[-1][0]):
+            return self._guessed(width, known)
+        i = next((i for i in range(1, len(known)) if known[i][0] >= width), len(known) - 1)
+        (k0, t0), (k1, t1) = known[max(i - 1, 0)], known[i]
         return t0 + max(t1 - t0, 0.0) * (width - k0) / max(k1 - k0, 1)
+
+    def _guessed(self, width: int, known: Sequence[tuple[int, float]]) -> float:
+        assert self._guess is not None
+        if not known:
+            return self._guess(width)
+        (first, t0), (last, t1) = known[0], known[-1]
+        if width < first:
+            return t0 * self._guess(width) / self._guess(first)
+        line = t1 + (t1 - t0) * (width - last) / max(last - first, 1)
+        return max(line, t1 * self._guess(width) / self._guess(last))
 
 
 def by_position(tested: Sequence[float], passed: Sequence[float], guess: float) -> list[float]:

@@ -40,6 +40,9 @@ OnLogits = Callable[[int, int, torch.Tensor], None]
 FLEX_STEP = 256  # slots
 PREFILL_TOKENS = 8192  # most tokens of one prefill forward; its intermediate results are freed before the next one
 LOGITS_TOKENS = 1024  # most tokens of one prefill forward whose logits are asked for
+# Of a forward of several tokens, before it is recorded, since a short text has few steps of some widths: to record one
+# takes as long as so many runs lose.
+RARE_RUNS = 3
 _RECURRENT_LAYERS = ("linear_attention", "conv")  # what models call them where masks are given by kind of layer
 
 
@@ -200,6 +203,11 @@ class CachedModel:
         return self._compiled is not None
 
     @property
+    def first_runs(self) -> int:
+        """How many small forwards on a CPU took longer than they will when they come again."""
+        return self._recorded.first_runs if self._records else 0
+
+    @property
     def is_recorded(self) -> bool:
         """Whether decoding forwards are recorded and replayed, where they can be."""
         return self._records
@@ -357,7 +365,7 @@ class CachedModel:
         slots = () if self._attention == "native" and not self.recurrent else (layout.visible, cache.capacity)
         key = *(x.shape for x in inputs), *slots, tree is None, torch.is_autocast_enabled("cpu"), cache.kind
         with self._threads():
-            return self._recorded.run(key, cache, forward, *inputs)
+            return self._recorded.run(key, cache, forward, *inputs, runs=1 if tokens.shape[1] == 1 else RARE_RUNS)
 
     def prefill(
         self, cache: StaticKVCache, sequences: Sequence[Sequence[int]], on_logits: OnLogits | None = None

@@ -7,9 +7,9 @@ with graphs, all that is not an input, weights and caches among it, is used as t
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import weakref
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from types import CodeType
 from typing import Any, NamedTuple, Protocol
@@ -23,14 +23,14 @@ from .programs import Memory, Programs
 from .shards import has_shards
 
 Forward = Callable[..., torch.Tensor]
-Bind = Callable[..., Forward]  # takes a cache's tensors
-_FIRST = 2  # replays over a cache in Python
 
 
 class Recording(NamedTuple):
-    bind: Bind  # returns what calls the same operations, on inputs of the same shapes
+    # Of a cache's memory and its tensors: returns what calls the same operations, on inputs of the same shapes.
+    # Raises NotImplementedError if other operations would be called over this cache.
+    bind: Callable[[Memory, Sequence[torch.Tensor]], Forward]
     fixed: list[torch.Tensor]  # that it uses, and are no inputs and not the cache's
-    programs: Programs | None  # None: it has none
+    is_program: bool
 
 
 class Cache(Protocol):
@@ -40,8 +40,9 @@ class Cache(Protocol):
 
 class RecordedForwards:
     """The forwards of one model, by a key of all that a recording fixes, the shape of the cache among it. The first one
-    with a key just runs, as does each that cannot be recorded, because what it calls depends on numbers; the second is
-    recorded, and later ones are replayed, over other caches, too.
+    with a key just runs, or the first ``runs``; the next is recorded, unless what it calls depends on numbers. Later
+    ones are replayed, over other caches, too: as a native program if most of what is called is of our own, else as
+    Python.
 
     Args:
         weights: the model's parameters and buffers.
@@ -50,39 +51,47 @@ class RecordedForwards:
     Attributes:
         replays: how many there were.
         programs: how many of them were native programs.
+        first_runs: how many forwards will take less time when they come again.
     """
 
     def __init__(self, weights: Sequence[torch.Tensor], most: int = 256):
-        self.replays = self.programs = 0
+        self.replays = self.programs = self.first_runs = 0
         self._most = most
         self._weights = set(map(memory_of, weights))
-        self._seen: set[Hashable] = set()
+        self._runs: Counter[Hashable] = Counter()
         self._known: dict[Hashable, Recording | None] = {}  # None: it runs each time
         self._bound: weakref.WeakKeyDictionary[Cache, dict[Hashable, _Replay]] = weakref.WeakKeyDictionary()
         self._memory: weakref.WeakKeyDictionary[Cache, Memory] = weakref.WeakKeyDictionary()
 
-    def run(self, key: Hashable, cache: Cache, forward: Forward, *inputs: torch.Tensor) -> torch.Tensor:
+    def run(self, key: Hashable, cache: Cache, forward: Forward, *inputs: torch.Tensor, runs: int = 1) -> torch.Tensor:
         """Returns ``forward(*inputs)``, which reads nothing else that is another tensor in the next call, but for the
         cache's own."""
+        if torch.autograd.profiler._is_profiler_enabled or _get_current_dispatch_mode() is not None:
+            return forward(*inputs)  # what looks at operations shall see every one, and none that makes a program
         bound = self._bound.setdefault(cache, {})
         if key not in bound:
             if key not in self._known:
-                if key not in self._seen:
-                    self._seen.add(key)
+                self.first_runs += 1
+                self._runs[key] += 1
+                if self._runs[key] <= runs:
                     return forward(*inputs)
                 return self._record(key, cache, forward, inputs)
             recording = self._known[key]
             if recording is None:
                 return forward(*inputs)
-            bound[key] = self._replay(recording, cache)
-        self.replays += 1
+            self.first_runs += 1
+            try:
+                bound[key] = self._replay(recording, cache)
+            except NotImplementedError:
+                return self._record(key, cache, forward, inputs)
         replay = bound[key]
-        result = replay(*inputs)
-        self.programs += replay.was_program
-        return result
+        self.replays += 1
+        self.programs += replay.is_program
+        return replay.call(*inputs)
 
     def _replay(self, recording: Recording, cache: Cache) -> _Replay:
-        return _Replay(recording, cache.tensors(), self._memory.setdefault(cache, Memory()))
+        memory = self._memory.setdefault(cache, Memory())
+        return _Replay(recording.bind(memory, cache.tensors()), recording.is_program)
 
     def _record(self, key: Hashable, cache: Cache, forward: Forward, inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
         result, recording = record(forward, cache.tensors(), *inputs)
@@ -95,33 +104,17 @@ class RecordedForwards:
             self._known[key] = recording
             if len(self._known) > self._most:
                 oldest = next(iter(self._known))
-                del self._known[oldest]
-                self._seen.discard(oldest)
+                del self._known[oldest], self._runs[oldest]
                 for bound in self._bound.values():
                     bound.pop(oldest, None)
         return result
 
 
-class _Replay:
-    """A recording over one cache. To make a program takes as long as a few replays in Python, which come first."""
+class _Replay(NamedTuple):
+    """A recording over one cache."""
 
-    def __init__(self, recording: Recording, own: Sequence[torch.Tensor], memory: Memory):
-        self.was_program, self._left, self._called = False, _FIRST, recording.bind(*own)
-        self._program: Forward | None = None
-        self._bind = None if recording.programs is None else functools.partial(recording.programs.bind, memory, own)
-
-    def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
-        # A profiler, or what else looks at operations, shall see every one, and none that makes a program.
-        watched = torch.autograd.profiler._is_profiler_enabled or _get_current_dispatch_mode() is not None
-        if self._left > 0:
-            self._left -= 1
-        elif self._bind is not None and not watched:
-            with contextlib.suppress(NotImplementedError):
-                self._program = self._bind()
-            self._bind = None
-        program = None if watched else self._program
-        self.was_program = program is not None
-        return self._called(*inputs) if program is None else program(*inputs)
+    call: Forward
+    is_program: bool
 
 
 def is_recordable(model: nn.Module) -> bool:
@@ -143,19 +136,31 @@ def record(
         result = forward(*inputs)
     if reads.found or calls.depend:
         return result, None
-    programs: Programs | None
+    fixed = _fixed(calls.made, own, inputs, result)
     try:
-        programs = Programs(calls.made, own, inputs, result)
+        return result, Recording(Programs(calls.made, own, inputs, result).bind, fixed, True)
     except NotImplementedError:
-        programs = None
-    return result, Recording(*_written(calls.made, own, inputs, result), programs)
+        code = _written(calls.made, own, inputs, result)
+        return result, Recording(lambda _, own: code(*own), fixed, False)
+
+
+def _fixed(
+    calls: Sequence[Call], own: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], result: torch.Tensor
+) -> list[torch.Tensor]:
+    """Returns what is used that nothing made, and that is given by nobody."""
+    known, fixed = set(map(id, (*own, *inputs))), list[torch.Tensor]()
+    for used, made in (*((call.inputs, call.results) for call in calls), ([result], [])):
+        fixed += {id(x): x for x in used if id(x) not in known}.values()
+        known |= set(map(id, (*used, *made)))
+    return fixed
 
 
 def _written(
     calls: Sequence[Call], own: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], result: torch.Tensor
-) -> tuple[Bind, list[torch.Tensor]]:
-    """Writes the calls as code, one a line. Parts of weights and caches, which stay where they are, are taken once. A
-    value's name is used again when no later call needs the value, which frees its memory."""
+) -> Callable[..., Forward]:
+    """Writes the calls as code, one a line, and returns what binds it to a cache's tensors. Parts of weights and
+    caches, which stay where they are, are taken once. A value's name is used again when no later call needs the value,
+    which frees its memory."""
     names: dict[int, str] = {}
     for i, x in enumerate(own):
         names.setdefault(id(x), f"k{i}")
@@ -211,7 +216,7 @@ def _written(
         " return replay",
     ]
     exec(_compiled("\n".join(lines)), fixed)
-    return fixed["bind"], [x for x in fixed.values() if isinstance(x, torch.Tensor)]
+    return fixed["bind"]
 
 
 def _parts(result: Any) -> Sequence[Any]:
