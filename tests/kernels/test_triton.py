@@ -184,7 +184,8 @@ def test_filters_take_two_launches_more(launched, rule):
 
 
 def test_launches_of_trees(launched):
-    """Two, three for children, with filters two more, one more if these are raced in, and none for an empty batch."""
+    """Two, three for sampled children, with filters two more, one more if these are raced in, and none for an empty
+    batch."""
     for filters in ({}, {"top_k": 2}):
         inputs = random_tree_step((-1, 0), 1, 5, rule="block", drafter="cpu", **filters)
         first = ["measure_kernel", *(["select_kernel", "select_flat_kernel"] if filters else [])]
@@ -197,6 +198,9 @@ def test_launches_of_trees(launched):
         launched.clear()
         inputs.draft(inputs.target_logits[:, 1], 1, (0,), 2, "triton")
         assert launched == [*first, "first_children_kernel", "decide_children_kernel"]
+        launched.clear()
+        inputs.replace(rule="walk").draft(inputs.target_logits[:, 1], 1, (0,), 2, "triton")
+        assert launched == [*first, "decide_children_kernel"]
     launched.clear()
     inputs.map(lambda t: t[:0]).run("triton")
     assert launched == []

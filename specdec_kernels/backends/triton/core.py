@@ -112,7 +112,8 @@ def race_of_blocks(mass, seed, position, offset, stream: tl.constexpr):
 def race(weights, first, N: tl.constexpr, seed, position, offset, stream: tl.constexpr):
     """Exponential race: the index (from 0) of the smallest E / w, as the largest w / E; -1 if all weights are 0."""
     score = weights / noise(first, N, seed, position, offset, stream)
-    return tl.where(tl.max(score, 0) > 0, tl.argmax(score, 0).to(tl.int32), -1)
+    best = tl.max(score, 0)
+    return tl.where(best > 0, tl.min(tl.where(score == best, tl.arange(0, N), N), 0), -1)
 
 
 @triton.jit
@@ -151,7 +152,9 @@ def weight(logit, reference, inverse_temperature):
 
 @triton.jit
 def log_probability(logit, inverse_temperature, lse, cutoff):
-    return tl.where(logit >= cutoff, tl.fma(logit, inverse_temperature, -lse), -INFINITY)
+    """``cutoff``: None where nothing filters."""
+    log_p = tl.fma(logit, inverse_temperature, -lse)
+    return log_p if cutoff is None else tl.where(logit >= cutoff, log_p, -INFINITY)
 
 
 @triton.jit
@@ -298,10 +301,10 @@ def keep_probability(w, mass):
 
 
 @triton.jit
-def residual(p, q):
-    """max(0, p - q); 0 if q is NaN."""
-    difference = p - q
-    return tl.where(difference > 0.0, difference, 0.0)
+def residual(w, p, q):
+    """max(0, w p - q); 0 if q is NaN. Rounded once wherever it is compiled, so that a block whose sum has a mass has a
+    token with one."""
+    return tl.maximum(tl.fma(w, p, -q), 0.0)
 
 
 # ---- Rejected siblings in a tree (core/tree.h) ---------------------------------------------------------------

@@ -10,9 +10,7 @@ import triton.language as tl
 from ... import ops
 from .core import (
     COUPLED_RULE,
-    DRAFT_BLOCK,
     DRAFT_FLAG_FACTOR,
-    DRAFT_TOKEN,
     INFINITY,
     inverse,
     log_probability,
@@ -31,6 +29,7 @@ from .launch import (
     number_of_blocks,
     padded_blocks,
     pieces_of_statistics,
+    pitch_of,
     rows_on_device,
 )
 from .rows import NO_ROWS, load_row, load_token, target_ids
@@ -70,7 +69,7 @@ def decide_draft_kernel(
             log_q = tl.full([], 0.0, tl.float32)
         else:
             if raced is None:
-                token = draw(rows, b, j, BLOCKS, DRAFT_BLOCK, DRAFT_TOKEN)
+                token = draw(rows, b, j, BLOCKS)
             else:
                 token = race_winner(rows, b, j, raced, block_max, largest, 0)
             logit, raw = load_token(rows, b, j, token)
@@ -81,7 +80,7 @@ def decide_draft_kernel(
 
 def scratch_of(batch: int, num_blocks: int, filtered: bool, coupled: bool) -> Scratch:
     """In this order: statistics; races."""
-    statistics, blocks = pieces_of_statistics(batch, num_blocks, filtered), (batch, num_blocks)
+    statistics, blocks = pieces_of_statistics(batch, num_blocks, filtered), (batch, pitch_of(num_blocks))
     return Scratch(*statistics, *((torch.float32, blocks), (torch.int32, blocks)) if coupled else (None, None))
 
 

@@ -33,6 +33,11 @@ def padded_blocks(num_blocks: int) -> int:
     return max(4, 1 << (num_blocks - 1).bit_length())
 
 
+def pitch_of(num_blocks: int) -> int:
+    """How far the statistics of a row's blocks lie from the next row's (``rows.blocks_of``)."""
+    return -(-num_blocks // 4) * 4
+
+
 class Given:
     """The tensors that a call was given, as kernels take them, and the part of its kind that they are.
 
@@ -97,7 +102,7 @@ class Given:
 
 def pieces_of_statistics(rows: int, num_blocks: int, filtered: bool) -> tuple[Piece, ...]:
     """The scratch of ``rows`` rows whose statistics are found: ``Statistics`` without raw ones."""
-    of_blocks = (torch.float32, (rows, num_blocks))
+    of_blocks = (torch.float32, (rows, pitch_of(num_blocks)))
     if not filtered:
         return (of_blocks, of_blocks, None, None, None)
     parts = num_blocks * PARTS_OF_A_BLOCK.value

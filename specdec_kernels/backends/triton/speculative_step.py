@@ -25,6 +25,7 @@ from .launch import (
     number_of_blocks,
     padded_blocks,
     pieces_of_statistics,
+    pitch_of,
     rows_on_device,
 )
 from .rows import NO_ROWS
@@ -49,14 +50,16 @@ def scratch_of(
     def integers(*shape: int) -> Piece:
         return torch.int32, shape
 
-    raw: Piece = floats(num_rows, num_blocks) if log_probs else None
+    pitch = pitch_of(num_blocks)
+    raw: Piece = floats(num_rows, pitch) if log_probs else None
     coupled, block = rule == COUPLED_RULE.value, rule == BLOCK_RULE.value
     return Scratch(
         *pieces_of_statistics(num_rows, num_blocks, filtered),
         *(pieces_of_statistics(num_draft_rows, num_blocks, filtered) if weigh_draft else NO_STATISTICS),
         raw, raw,
         integers(num_rows), integers(num_rows), (torch.int64, (num_rows,)), *[floats(num_rows)] * 6,
-        floats(num_rows, num_blocks) if coupled else None, integers(num_rows, num_blocks) if coupled else None,
+        floats(num_rows) if log_probs else None,
+        floats(num_rows, pitch) if coupled else None, integers(num_rows, pitch) if coupled else None,
         floats(batch, max(rows - 1, 1), num_blocks) if block else None,
         integers(batch, 2, blocks), floats(batch, blocks),
     )  # fmt: skip
@@ -115,8 +118,8 @@ def speculative_step(
             masks=draft_masks,
         )  # fmt: skip
     step = Step(target, draft, cutoff, lse, limits, rows - 1)
-    examined = Examined(*scratch[12:21])
-    score, winner, masses, visited, weights = scratch[21:]
+    examined = Examined(*scratch[12:22])
+    score, winner, masses, visited, weights = scratch[22:]
     raced = None if score is None else (score, winner)
     if not log_probs:
         outputs[4:] = (None, None)

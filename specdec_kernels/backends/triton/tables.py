@@ -44,7 +44,7 @@ WARPS_WITH_TABLE = {
     "measure_kernel":         (4, 4, 4, 2),
 }
 # Registers of a thread, where fewer than the assembler would take let more programs run at a time.
-REGISTERS = {"measure_kernel": 80}
+REGISTERS = {"measure_kernel": 80, "decide_kernel": 255}
 # The first kernel of an operation, and those that come later (dependent.py).
 FIRST = {"measure_kernel"}
 LATER = {"select_kernel", "select_flat_kernel", "race_kernel", "sums_kernel", "decide_kernel", "decide_draft_kernel",

@@ -21,11 +21,13 @@ from .launch import (
     number_of_blocks,
     padded_blocks,
     pieces_of_statistics,
+    pitch_of,
     rows_on_device,
 )
 from .rows import NO_ROWS
 from .siblings import test_tree
 from .stages import find_statistics
+from .tables import visits_at_once
 from .tree import emit_path, walk_tree
 from .verify import Step
 
@@ -35,11 +37,13 @@ def decide_tree_kernel(
     step,  # Step, whose drafts are the nodes
     depth,  # D
     raced,  # (scores, winners) of rule `walk`, else None
+    visits,  # as in ``decide``; None with rule `walk`
     outputs,  # path, tokens: [B, D+1]; num_accepted, num_emitted, status: [B]
     RULE: tl.constexpr,
     BLOCKS: tl.constexpr,
     NODES: tl.constexpr,  # N or more, a power of 2
     COLUMNS: tl.constexpr,  # D + 1 or more, a power of 2
+    VISITS: tl.constexpr,  # blocks that are weighed at once
     DEPENDENT: tl.constexpr,
 ):
     wait_for_earlier(DEPENDENT)
@@ -50,7 +54,7 @@ def decide_tree_kernel(
         if tl.load(step.target.sampling.temperature_ptr + b) == 0.0:
             row, level, status, token = walk_tree(step, b, depth, raced, RULE, BLOCKS, NODES)
         else:
-            row, level, status, token = test_tree(step, b, depth, RULE, BLOCKS, NODES)
+            row, level, status, token = test_tree(step, b, depth, visits, RULE, BLOCKS, NODES, VISITS)
     emit_path(step, b, depth, row, level, status, token, outputs, COLUMNS)
 
 
@@ -77,11 +81,12 @@ def verify_tree(
     form = "verify_tree", rule, depth, given.forms, strides, draft_strides
     # Row N of q is that of the last node, which has no children.
     num_rows, filtered = (batch * rows, batch * (rows - 1)), sampling.filters is not None
-    races = rule == TREE_WALK.value
+    races, blocks = rule == TREE_WALK.value, padded_blocks(num_blocks)
     kind = kind_of(form, device, lambda: Scratch(
         *pieces_of_statistics(num_rows[0], num_blocks, filtered),
         *(pieces_of_statistics(num_rows[1], num_blocks, filtered) if full_q else NO_STATISTICS),
-        *([(dtype, (num_rows[0], num_blocks)) for dtype in (torch.float32, torch.int32)] if races else ()),
+        *[(dtype, (num_rows[0], pitch_of(num_blocks))) if races else None for dtype in (torch.float32, torch.int32)],
+        *((None, None) if races else ((torch.int32, (batch, 2, blocks)), (torch.float32, (batch, blocks)))),
     ))  # fmt: skip
     memory, scratch = kind.allocate()
     on_device, (p, q, ids, limits, *outputs) = given.pointers(kind)
@@ -91,13 +96,14 @@ def verify_tree(
         width, its_rows = draft_logits.shape[2], (rows - 1, 1)
         draft = rows_on_device(q, draft_strides[:2], width, num_blocks, ids, on_device, its_rows, scratch[5:10])
     step = Step(target, draft, None, None, limits, rows - 1)
-    raced = (scratch[10], scratch[11]) if races else None
+    raced, visits = (tuple(scratch[10:12]), None) if races else (None, tuple(scratch[12:]))
+    table = sampling.table_ids is not None
     with device_guard(target_logits):
         find_statistics(kind, target, draft, limits, batch, rows, raced=raced)
         kind.launch(
-            decide_tree_kernel, (batch, 1, 1), step, depth, raced, tuple(outputs), RULE=rule,
-            BLOCKS=padded_blocks(num_blocks), NODES=triton.next_power_of_2(max(rows - 1, 1)),
-            COLUMNS=triton.next_power_of_2(depth + 1), table=True,
+            decide_tree_kernel, (batch, 1, 1), step, depth, raced, visits, tuple(outputs), RULE=rule, BLOCKS=blocks,
+            NODES=triton.next_power_of_2(max(rows - 1, 1)), COLUMNS=triton.next_power_of_2(depth + 1),
+            VISITS=min(4, visits_at_once(blocks, table, d2t is not None)), table=True,
         )  # fmt: skip
     kind.ended(memory)
     return results
