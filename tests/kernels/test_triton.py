@@ -86,12 +86,12 @@ def test_launch_table():
         for family, number in zip(tables.FAMILIES, numbers, strict=True):
             assert number in (1, 2, 4, 8, 16, 32) and number * (64 if family == "amd" else 32) <= 1024
     device = torch.device("cpu")
-    usual = tables.options("decide_kernel", device, False)
-    with kinds.using("decide_kernel", 16):
-        changed = tables.options("decide_kernel", device, False)
+    usual = tables.options("select_kernel", device, False)
+    with kinds.using("select_kernel", 16):
+        changed = tables.options("select_kernel", device, False)
         assert changed == {"num_warps": 16, "DEPENDENT": False} != usual
-        assert tables.options("decide_kernel", device, True) == changed | {"maxnreg": 128}
-    assert tables.options("decide_kernel", device, False) == usual
+        assert tables.options("select_kernel", device, True) == changed | {"maxnreg": 128}
+    assert tables.options("select_kernel", device, False) == usual
 
 
 @pytest.mark.parametrize(

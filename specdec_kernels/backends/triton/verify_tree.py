@@ -32,6 +32,9 @@ from .tree import emit_path, walk_tree
 from .verify import Step
 
 
+MOST_VISITS = 4  # blocks that are weighed at once; with more, there are too few registers for the tree beside them
+
+
 @triton.jit(do_not_specialize=["depth"])
 def decide_tree_kernel(
     step,  # Step, whose drafts are the nodes
@@ -103,7 +106,7 @@ def verify_tree(
         kind.launch(
             decide_tree_kernel, (batch, 1, 1), step, depth, raced, visits, tuple(outputs), RULE=rule, BLOCKS=blocks,
             NODES=triton.next_power_of_2(max(rows - 1, 1)), COLUMNS=triton.next_power_of_2(depth + 1),
-            VISITS=min(4, visits_at_once(blocks, table, d2t is not None)), table=True,
+            VISITS=min(MOST_VISITS, visits_at_once(blocks, table, d2t is not None)), table=table,
         )  # fmt: skip
     kind.ended(memory)
     return results
