@@ -34,6 +34,13 @@ KERNELS = {
     "decide_draft_kernel", "decide_tree_kernel", "first_children_kernel", "decide_children_kernel",
     "conv_window_kernel", "delta_step_kernel", "ssd_step_kernel", "store_kernel",
 }  # fmt: skip
+# Instructions of variants without a table or a reduced vocabulary. While an H200 reads a block, it can issue 496:
+# docs/cuda.md. Those of the kernels that decide are 48 KB, which the first step after others has to fetch.
+LONGEST = [
+    ("measure_kernel", "'N': 4", 4 * 300),
+    ("decide_kernel", "'VISITS': 8", 3072),
+    ("decide_tree_kernel", "'NODES': 8, 'COLUMNS': 8, 'VISITS': 4", 3072),
+]
 OTHERS = {
     "attend_kernel",
     "compact_kernel",
@@ -63,11 +70,10 @@ def test_compiles_ahead_of_time(target, variants, tmp_path):
     assert done.returncode == 0, done.stderr[-4000:]
     lines = done.stdout.splitlines()
     assert {line.split()[0] for line in lines} == KERNELS | OTHERS
-    measuring = [line for line in lines if line.startswith("measure_kernel") and "'N': 4" in line]
-    for line in measuring:  # while so many run, an H200 reads a block: docs/cuda.md
-        number = re.search(r"(\w+) instructions", line)[1]
-        assert number == "unknown" or int(number) <= 4 * 300, line
-    assert len(measuring) == 1
+    for kernel, variant, most in LONGEST:
+        found = [line for line in lines if line.startswith(kernel) and variant in line]
+        numbers = [re.search(r"(\w+) instructions", line)[1] for line in found]
+        assert found and all(number == "unknown" or int(number) <= most for number in numbers), found
     found = [(line.split()[0], re.search(r"(\w+) bytes spilled", line)[1]) for line in lines]
     if "unknown" in dict(found).values():
         pytest.skip("compiled; registers are unknown, as this build of Triton has no cuobjdump that runs")

@@ -14,17 +14,7 @@ import triton
 import triton.language as tl
 
 from ... import ops
-from .core import (
-    BLOCK,
-    DRAFT_FLAG_FACTOR,
-    DRAFT_TOKEN,
-    INFINITY,
-    inverse,
-    log_probability,
-    noise,
-    row_fault,
-    weight,
-)
+from .core import BLOCK, DRAFT_FLAG_FACTOR, INFINITY, inverse, log_probability, row_fault, weight
 from .dependent import let_next_begin, wait_for_earlier
 from .kinds import Scratch, kind_of
 from .launch import (
@@ -37,6 +27,7 @@ from .launch import (
     pieces_of_statistics,
     rows_on_device,
 )
+from .random import DRAFT_TOKEN, noise
 from .rows import NO_ROWS, load_block, load_row, load_token, target_ids, tokens_of
 from .stages import find_statistics
 

@@ -5,20 +5,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .core import (
-    BLOCK,
+from .core import BLOCK, INFINITY, inverse, weight
+from .random import (
     DRAFT_BLOCK,
     DRAFT_TOKEN,
-    INFINITY,
     RACE,
     exponential,
-    inverse,
     race,
     race_of_blocks,
     random_bits,
     random_bits_of,
     uniform,
-    weight,
 )
 from .rows import blocks_of, load_block, load_cutoff, load_row, place_of, target_ids, tokens_of
 

@@ -14,7 +14,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .core import BLOCK, INFINITY, RECOVER_BLOCK, inverse, noise_of, probability, residual, sums_of_blocks
+from .core import BLOCK, INFINITY, inverse, probability, residual, sums_of_blocks
+from .random import RECOVER_BLOCK, noise_of
 from .rows import load_blocks, tokens_of
 from .verify import load_p_and_q
 

@@ -11,7 +11,6 @@ from .core import BLOCK, INFINITY, adjust, merge
 
 PART = tl.constexpr(128)  # consecutive logits whose largest one filters ask for
 PARTS_OF_A_BLOCK = tl.constexpr(BLOCK.value // PART.value)
-GROUP = tl.constexpr(4)  # blocks that are read at once where all of a row are
 
 
 class Sampling(NamedTuple):
@@ -199,19 +198,6 @@ def tokens_of(block):
 def load_block(rows, b, j, block):
     """[1024] adjusted logits of a block, [N, 1024] of [N] blocks."""
     return load_tokens(rows, b, j, tokens_of(block))
-
-
-@triton.jit
-def load_group_max(rows, b, j, group, SIZE: tl.constexpr):
-    """[SIZE] largest logits, one for each of ``SIZE`` consecutive blocks, the ``group``-th so many of the row."""
-    block = group * SIZE + tl.arange(0, SIZE)
-    return tl.load(rows.max_ptr + blocks_of(rows, b, j) + block, mask=block < rows.num_blocks, other=-INFINITY)
-
-
-@triton.jit
-def load_group(rows, b, j, group, SIZE: tl.constexpr):
-    """[SIZE * 1024] adjusted logits of these blocks."""
-    return load_tokens(rows, b, j, tl.cast(group, tl.int32) * (SIZE * BLOCK) + tl.arange(0, SIZE * BLOCK))
 
 
 @triton.jit

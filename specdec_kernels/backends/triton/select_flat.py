@@ -24,15 +24,7 @@ from .core import (
     sums_of_blocks,
     weight,
 )
-from .rows import (
-    GROUP,
-    PART,
-    blocks_of,
-    load_blocks,
-    load_group,
-    load_group_max,
-    stats_row,
-)
+from .rows import PART, blocks_of, load_blocks, load_tokens, stats_row
 from .select import select_with
 from .shortlist import (
     ALL,
@@ -48,6 +40,7 @@ from .shortlist import (
 )
 
 PIVOTS = tl.constexpr(8)
+GROUP = tl.constexpr(4)  # blocks that are read at once where all of a row are
 
 
 @triton.jit
@@ -123,6 +116,19 @@ def find_cutoff(rows, b, j, largest, total, temperature, top_k, top_p, BLOCKS: t
                 counting, high, above, turn = False, top, tl.full([], 0.0, tl.float32), low * 0
                 wanted = tl.full([], -1.0, tl.float32)
     return low
+
+
+@triton.jit
+def load_group_max(rows, b, j, group, SIZE: tl.constexpr):
+    """[SIZE] largest logits, one for each of ``SIZE`` consecutive blocks, the ``group``-th so many of the row."""
+    block = group * SIZE + tl.arange(0, SIZE)
+    return tl.load(rows.max_ptr + blocks_of(rows, b, j) + block, mask=block < rows.num_blocks, other=-INFINITY)
+
+
+@triton.jit
+def load_group(rows, b, j, group, SIZE: tl.constexpr):
+    """[SIZE * 1024] adjusted logits of these blocks."""
+    return load_tokens(rows, b, j, tl.cast(group, tl.int32) * (SIZE * BLOCK) + tl.arange(0, SIZE * BLOCK))
 
 
 @triton.jit

@@ -11,7 +11,6 @@ from .core import (
     DRAFT_ZERO_PROBABILITY,
     INFINITY,
     TREE_BLOCK,
-    accept_noise,
     child_ratio,
     inverse,
     log_probability,
@@ -19,6 +18,7 @@ from .core import (
     ratio_after_rejection,
     row_fault,
 )
+from .random import accept_noise
 from .recover import best_residual, race_blocks
 from .rows import load_row, load_token, parent_of
 from .tree import find_child, load_nodes

@@ -10,8 +10,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .core import accept_noise, joint_ratio, keep_probability, residual, sums_of_blocks
+from .core import joint_ratio, keep_probability, residual, sums_of_blocks
 from .dependent import let_next_begin
+from .random import accept_noise
 from .rows import tokens_of
 from .verify import load_p_and_q
 from .walk import RECOVER, WALKING, examine, load_ending, load_statistics, load_tested

@@ -7,19 +7,8 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from .core import (
-    BLOCK,
-    DRAFT_OUT_OF_RANGE,
-    INFINITY,
-    LOG2E,
-    RECOVER_TOKEN,
-    inverse,
-    log_probability,
-    probability,
-    race,
-    residual,
-    row_fault,
-)
+from .core import BLOCK, DRAFT_OUT_OF_RANGE, INFINITY, LOG2E, inverse, log_probability, probability, residual, row_fault
+from .random import RECOVER_TOKEN, race
 from .rows import Rows, adjusted, find, load_limit, load_raw, load_row, load_tokens, masked, tokens_of
 
 

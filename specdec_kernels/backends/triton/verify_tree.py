@@ -31,7 +31,6 @@ from .tables import visits_at_once
 from .tree import emit_path, walk_tree
 from .verify import Step
 
-
 MOST_VISITS = 4  # blocks that are weighed at once; with more, there are too few registers for the tree beside them
 
 

@@ -20,7 +20,6 @@ from .core import (
     DRAFT_ZERO_PROBABILITY,
     INFINITY,
     accept,
-    accept_noise,
     inverse,
     log_probability,
     row_fault,
@@ -28,6 +27,7 @@ from .core import (
 from .dependent import wait_for_earlier
 from .draw import race_winner
 from .emit import store_log_probs
+from .random import accept_noise
 from .rows import load_block, load_limit, load_rows, load_token
 from .verify import load_draft, load_q_logits
 
