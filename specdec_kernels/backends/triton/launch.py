@@ -35,7 +35,7 @@ def padded_blocks(num_blocks: int) -> int:
 
 def pitch_of(num_blocks: int) -> int:
     """How far the statistics of a row's blocks lie from the next row's (``rows.blocks_of``)."""
-    return -(-num_blocks // 4) * 4
+    return -(-num_blocks // 16) * 16
 
 
 class Given:
@@ -136,8 +136,8 @@ def rows_on_device(
     block_max, block_sum, part_max, of_select, cutoff = statistics
     raw_max, raw_sum = raw_stats
     return Rows(
-        sampling, pointer, *strides, vocabulary, num_blocks, d2t, block_max, block_sum, part_max, of_select, raw_max,
-        raw_sum, cutoff, *stats_strides, *masks,
+        sampling, pointer, *strides, vocabulary, num_blocks, pitch_of(num_blocks), d2t, block_max, block_sum, part_max,
+        of_select, raw_max, raw_sum, cutoff, *stats_strides, *masks,
     )  # fmt: skip
 
 

@@ -45,6 +45,7 @@ class Rows(NamedTuple):
     stride_j: Any
     vocabulary: Any
     num_blocks: Any  # of the target's vocabulary; the row's own may be smaller
+    pitch: Any  # from the statistics of a row's blocks to those of the next row: num_blocks, to a multiple of 16
     d2t_ptr: Any  # [vocabulary] target ids of the row's tokens, or None: they have the target's ids
     max_ptr: Any  # largest logit of block i of row (b, j) at ``blocks_of`` the row + i
     sum_ptr: Any  # there, the sum of the block's weights relative to its largest logit
@@ -218,9 +219,9 @@ def stats_row(rows, b, j):
 
 @triton.jit
 def blocks_of(rows, b, j):
-    """Where statistics of the blocks of row (b, j) begin: at a multiple of 4, so that a thread has 4 blocks of a row,
-    and a warp all, where several rows are merged."""
-    return stats_row(rows, b, j) * (tl.cdiv(rows.num_blocks, 4) * 4)
+    """Where statistics of the blocks of row (b, j) begin: at a multiple of 16, as Triton sees by the pitch. So it gives
+    4 blocks of a row to a thread, and a whole row to a warp, where several rows are merged."""
+    return stats_row(rows, b, j) * rows.pitch
 
 
 @triton.jit
