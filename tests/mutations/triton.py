@@ -112,10 +112,6 @@ MUTATIONS: list[Mutation] = [
                 "drawn_from = next_scale(h, scale, mass, left)",
                 "drawn_from = tl.where(scale < INFINITY, scale, h)",
             ),
-            "triton-tree-tests-siblings-with-an-earlier-mass": (
-                "told, sure = status | flags, following == NODES",
-                "told, sure = status | flags, following >= 0",
-            ),
         },
     ),
     *mutations(
