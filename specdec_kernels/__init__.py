@@ -2,7 +2,7 @@
 own. Knows nothing of models."""
 
 from .api import check_drafts, draft_step, speculative_step
-from .attend_api import attend, bytes_beside_caches, store_and_attend
+from .attend_api import attend, bytes_beside_caches, has_fused_attention, store_and_attend
 from .build import build_info
 from .elementwise_api import add_rms_norm, gated, rms_norm, rope_angles, rotate
 from .int8_rows import pack_int8, unpack_int8
@@ -58,6 +58,7 @@ __all__ = [
     "draft_children",
     "draft_step",
     "gated",
+    "has_fused_attention",
     "interleave",
     "linear",
     "linears",

@@ -117,7 +117,7 @@ def store_and_attend(
     if softcap is not None and not softcap > 0:
         raise ValueError(f"softcap: got {softcap}, allowed: > 0, or None")
     if backend == Backend.AUTO:
-        backend = Backend.TRITON if _triton_runs_on(q.device.type) else Backend.REFERENCE
+        backend = Backend.TRITON if has_fused_attention(q.device.type) else Backend.REFERENCE
     _check(q, k, v, keys, values, slots, seen, angles, sinks, counter)
     if q.shape[2] > MOST_ATTENDING and backend == Backend.TRITON:
         raise ValueError(f"q: got {q.shape[2]} tokens of a row, allowed: up to {MOST_ATTENDING}")
@@ -202,9 +202,20 @@ def _runs_on(device_type: str) -> bool:
     return unavailable(Backend.CPU, device_type) is None
 
 
-def _triton_runs_on(device_type: str) -> bool:
+def has_fused_attention(device_type: str) -> bool:
+    """Whether ``store_and_attend`` has a kernel for tensors of a device type, which it has where Triton runs: on a GPU,
+    and for tests in Triton's interpreter on a CPU.
+
+    Args:
+        device_type: as ``torch.device.type``, such as "cuda".
+
+    Example:
+        >>> from specdec_kernels import has_fused_attention
+        >>> has_fused_attention("meta")
+        False
+    """
     return unavailable(Backend.TRITON, device_type) is None
 
 
-for _function in (_runs_on, _triton_runs_on):
+for _function in (_runs_on, has_fused_attention):
     vars(_function)["_dynamo_marked_constant"] = True  # as backends._name

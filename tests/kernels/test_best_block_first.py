@@ -109,8 +109,8 @@ def test_few_blocks_are_visited(monkeypatch):
     visits."""
     from specdec_kernels.backends.triton import recover
 
-    visits, usual = [], recover.residual_weights
-    monkeypatch.setattr(recover, "residual_weights", lambda *rest: visits.append(1) or usual(*rest))
+    visits, usual = [], recover.load_p_and_q
+    monkeypatch.setattr(recover, "load_p_and_q", lambda *rest: visits.append(1) or usual(*rest))
     rejected(40_000, 6.0, 2.0, sequences=1).run("triton")
     assert len(visits) == 1
     visits.clear()

@@ -175,7 +175,7 @@ def test_choices(monkeypatch):
     with pytest.raises(ValueError, match="got 'fused' for LlamaForCausalLM, on 'cuda', where Triton does not work"):
         choose(model, "fused")
     with monkeypatch.context() as patch:
-        patch.setattr(attention_choice, "has_fused", lambda device_type: device_type == "cuda")
+        patch.setattr(attention_choice, "has_fused_attention", lambda device_type: device_type == "cuda")
         assert choose(model) == choose(model, "fused") == "fused" and choose(model, "flex") == "flex"
     with pytest.raises(ValueError, match="got 'native' for LlamaForCausalLM, on 'cuda'"):
         choose(model, "native")

@@ -7,7 +7,7 @@ MUTATIONS: list[Mutation] = [
         "specdec_kernels/backends/triton/core.py",
         "tests/kernels/test_triton.py tests/kernels/test_parity.py -k 'triton and not compiles'",
         {
-            "triton-residual-not-subtracted": ("difference = p - q\n", "difference = p\n"),
+            "triton-residual-not-subtracted": ("tl.maximum(tl.fma(w, p, -q), 0.0)", "w * p"),
             "triton-tree-residuals-forget-earlier-siblings": (
                 "return of_child / (of_child / scale + mass)",
                 "return of_child / mass",
@@ -71,7 +71,7 @@ MUTATIONS: list[Mutation] = [
                 "arrival = w / E",
                 "arrival = w / (E * 0.0 + 1.0)",
             ),
-            "triton-tree-ties-are-lost": ("| ((score == head) & (ids > token))", ""),
+            "triton-tree-ties-are-lost": ("| ((score == last_score) & (ids > last_token))", ""),
         },
     ),
     *mutations(
@@ -108,14 +108,9 @@ MUTATIONS: list[Mutation] = [
         "specdec_kernels/backends/triton/siblings.py",
         "tests/kernels/test_trees_triton.py::test_many_are_rejected tests/kernels/test_trees_triton.py::test_rules",
         {
-            "triton-tree-q-keeps-the-rejected-child": (
-                "q = tl.where(ids == missing, 0.0, q)",
-                "q = tl.where(ids == missing, q, q)",
-            ),
             "triton-tree-recovers-from-what-was-weighed-last": (
-                "& (weighed != scale)",
-                "& (weighed < 0.0)",
-                "tests/kernels/test_trees_triton.py::test_the_residual_of_an_earlier_rejection",
+                "drawn_from = next_scale(h, scale, mass, left)",
+                "drawn_from = tl.where(scale < INFINITY, scale, h)",
             ),
         },
     ),
@@ -166,8 +161,13 @@ MUTATIONS: list[Mutation] = [
         {
             "triton-visits-end-with-the-first-blocks": ("while bound * MARGIN > best:", "while best == 0.0:"),
             "triton-visits-in-the-order-of-ids": (
-                "tl.store(order_ptr + place, keys)",
-                "tl.store(order_ptr + block, keys)",
+                "tl.store(order_ptr + place, keys,",
+                "tl.store(order_ptr + block, keys,",
+            ),
+            "triton-tree-q-keeps-the-rejected-child": (
+                "q = tl.where(ids == missing.to(tl.int32), 0.0, q)",
+                "q = tl.where(ids == missing.to(tl.int32), q, q)",
+                "tests/kernels/test_trees_triton.py::test_many_are_rejected",
             ),
         },
     ),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
 from torch.utils._triton import has_triton
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from specdec_kernels import build_info
+from specdec_kernels import has_fused_attention
 
 from ..checks import refuse
 from .attention import copies
@@ -34,12 +33,12 @@ def choose(model: PreTrainedModel, requested: str = "auto") -> str:
         return "model"
     config, on_cpu = model.config.get_text_config(decoder=True), model.device.type == "cpu"
     # On a CPU, compiled flex attention is correct, but slower than the model's own, and each shape takes seconds.
-    best = "native" if on_cpu else "fused" if has_fused(model.device.type) else "flex"
+    best = "native" if on_cpu else "fused" if has_fused_attention(model.device.type) else "flex"
     wanted = best if requested == "auto" else requested
     lacks = _lacks(model)
     if wanted == "flex" and not lacks and has_sinks(model):
         lacks = "which has attention sinks"
-    if wanted == "fused" and not lacks and not has_fused(model.device.type):
+    if wanted == "fused" and not lacks and not has_fused_attention(model.device.type):
         lacks = f"on {model.device.type!r}, where Triton does not work"
     if wanted == "native" and not lacks:
         if not on_cpu:
@@ -57,13 +56,6 @@ def choose(model: PreTrainedModel, requested: str = "auto") -> str:
 
 def has_sinks(model: PreTrainedModel) -> bool:
     return any(name.endswith("sinks") for name, _ in model.named_parameters())
-
-
-@functools.cache
-def has_fused(device_type: str) -> bool:
-    """Whether Triton runs on such a device; on a CPU that is its interpreter, for tests."""
-    backends: Any = build_info()["backends"]
-    return any((b["backend"], b["device"], b["reason"]) == ("triton", device_type, None) for b in backends)
 
 
 def why_its_own(model: PreTrainedModel, device_type: str) -> str | None:

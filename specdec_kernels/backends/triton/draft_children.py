@@ -1,6 +1,8 @@
-"""``draft_children``: ``measure``, with filters ``select``, then two launches. One program for each (row, block) finds
-the first child in its block. Then one program for each row takes the first of these, looks for the next one in the same
-block, and so on: as many blocks are read again as there are children.
+"""``draft_children``: ``measure``, with filters ``select``, then a launch in which one program for each row takes the
+first child from the block that leads, finds out what that has next, and so on: it reads as many blocks as there are
+children. The most likely child of a block is its largest logit, which is known. Sampled children arrive in a race of
+single tokens, not of blocks, of which no bound is known before its noise is: there, a launch before finds the first
+one of every block, one program for each (row, block).
 
 For the most likely children, a few operations on [B] numbers come before, which give greedy sequences temperature 1.
 """
@@ -12,17 +14,7 @@ import triton
 import triton.language as tl
 
 from ... import ops
-from .core import (
-    BLOCK,
-    DRAFT_FLAG_FACTOR,
-    DRAFT_TOKEN,
-    INFINITY,
-    inverse,
-    log_probability,
-    noise,
-    row_fault,
-    weight,
-)
+from .core import BLOCK, DRAFT_FLAG_FACTOR, INFINITY, inverse, log_probability, row_fault, weight
 from .dependent import let_next_begin, wait_for_earlier
 from .kinds import FirstCall
 from .launch import (
@@ -34,7 +26,8 @@ from .launch import (
     rows_on_device,
     statistics_of,
 )
-from .rows import NO_ROWS, load_block, load_row, load_token, target_ids
+from .random import DRAFT_TOKEN, noise
+from .rows import NO_ROWS, load_block, load_row, load_token, target_ids, tokens_of
 from .stages import find_statistics
 
 
@@ -58,9 +51,8 @@ def scores_of(rows, b, j, block, offset_ptr, largest, cutoff):
 def first_children_kernel(
     rows,  # Rows [B, 1, V]
     depth,  # how many tokens of the path the penalties count
-    offset_ptr,  # [B] int64 for sampled children; None: the most likely tokens
+    offset_ptr,  # [B] int64
     score_ptr,  # [B, blocks] out: the largest score of every block
-    winner_ptr,  # out: its token
     BLOCKS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
@@ -73,17 +65,15 @@ def first_children_kernel(
     largest, lse, cutoff, mass, block_max = load_row(rows, b, j, BLOCKS)
     score = scores_of(rows, b, j, block, offset_ptr, largest, cutoff)
     tl.store(score_ptr + at, tl.max(score, 0))
-    tl.store(winner_ptr + at, block * BLOCK + tl.argmax(score, 0))
 
 
 @triton.jit(do_not_specialize=["depth", "width"])
 def decide_children_kernel(
-    rows,  # as in ``first_children_kernel``, also what follows
+    rows,  # as in ``first_children_kernel``
     depth,
-    offset_ptr,
-    width,
+    offset_ptr,  # None, as what follows: the most likely tokens, not sampled ones
     score_ptr,
-    winner_ptr,
+    width,
     outputs,  # tokens, log_q: [B, width]; cutoff, lse, status: [B] each
     BLOCKS: tl.constexpr,
     SLOTS: tl.constexpr,  # width or more, a power of 2
@@ -98,26 +88,32 @@ def decide_children_kernel(
     fault = row_fault(largest * inverse(temperature))
     greedy = temperature == 0.0
     blocks = tl.arange(0, BLOCKS)
-    inside = blocks < rows.num_blocks
-    heads = tl.load(score_ptr + b * rows.num_blocks + blocks, mask=inside, other=-INFINITY)
-    winners = tl.load(winner_ptr + b * rows.num_blocks + blocks, mask=inside, other=0)
+    heads = tl.where(block_max >= cutoff, block_max, -INFINITY)
+    if offset_ptr is not None:
+        at = b * rows.num_blocks + blocks
+        heads = tl.load(score_ptr + at, mask=blocks < rows.num_blocks, other=-INFINITY)
+    # Of every block: the score of its next child, and the score and the token of the last one that it had.
+    last_scores, last_tokens = tl.full([BLOCKS], INFINITY, tl.float32), tl.full([BLOCKS], -1, tl.int32)
     most = tl.where(fault != 0, 0, tl.where(greedy, 1, width))
     count, head = most * 0, tl.max(tl.where(fault == 0, heads, -INFINITY), 0)
     while (count < most) & (head > -INFINITY):
         its_block = tl.argmax(heads, 0)  # the first of a tie
-        token = tl.sum(tl.where(blocks == its_block, winners, 0), 0)
+        here = blocks == its_block
+        last_score = tl.max(tl.where(here, last_scores, -INFINITY), 0)
+        last_token = tl.max(tl.where(here, last_tokens, -1), 0)
+        ids, score = tokens_of(its_block), scores_of(rows, b, j, its_block, offset_ptr, largest, cutoff)
+        # What is compared was compiled here: elsewhere a score might differ in its last bit, and a token come again.
+        score = tl.where((score < last_score) | ((score == last_score) & (ids > last_token)), score, -INFINITY)
+        its_score = tl.max(score, 0)
+        token = tl.min(tl.where(score == its_score, ids, 0x7FFFFFFF), 0)
         logit, raw = load_token(rows, b, j, token)
         log_q = tl.where(greedy, 0.0, log_probability(logit, inverse(temperature), lse, cutoff))
-        tl.store(tokens_ptr + b * width + count, target_ids(rows, token))
-        tl.store(log_q_ptr + b * width + count, log_q)
-        count += 1
-        score = scores_of(rows, b, j, tl.cast(its_block, tl.int64), offset_ptr, largest, cutoff)
-        ids = tl.cast(its_block, tl.int64) * BLOCK + tl.arange(0, BLOCK)
-        later = (score < head) | ((score == head) & (ids > token))
-        # The same score compiled twice might differ in its last bit: no token may come again.
-        score = tl.where(later & (ids != token), score, -INFINITY)
-        heads = tl.where(blocks == its_block, tl.max(score, 0), heads)
-        winners = tl.where(blocks == its_block, tl.cast(its_block, tl.int64) * BLOCK + tl.argmax(score, 0), winners)
+        found = its_score > -INFINITY  # as in ``first_children_kernel``, but for a weight that rounds to 0
+        tl.store(tokens_ptr + b * width + count, target_ids(rows, token), mask=found)
+        tl.store(log_q_ptr + b * width + count, log_q, mask=found)
+        count += found.to(tl.int32)
+        heads = tl.where(here, tl.max(tl.where(ids == token, -INFINITY, score), 0), heads)
+        last_scores, last_tokens = tl.where(here, its_score, last_scores), tl.where(here, token, last_tokens)
         head = tl.max(heads, 0)
     slots = tl.arange(0, SLOTS)
     rest = (slots >= count) & (slots < width)
@@ -162,15 +158,14 @@ def first_children(call: FirstCall, width: int) -> None:
         logits, (logits.stride(0), 0), vocabulary, num_blocks, ids, sampling, (1, 0),
         statistics_of(call, batch, num_blocks, sampling),
     )  # fmt: skip
-    scores, winners = (call.allocate(dtype, batch, num_blocks) for dtype in (torch.float32, torch.int64))
     find_statistics(call, rows, NO_ROWS, None, batch, 1, depth)
+    scores = None
+    if offset is not None:
+        scores, grid = call.allocate(torch.float32, batch, num_blocks), (batch * num_blocks, 1, 1)
+        call.launch(first_children_kernel, grid, rows, depth, offset, scores, BLOCKS=blocks, table=table)
     call.launch(
-        first_children_kernel, (batch * num_blocks, 1, 1), rows, depth, offset, scores, winners, BLOCKS=blocks,
-        table=table,
-    )  # fmt: skip
-    call.launch(
-        decide_children_kernel, (batch, 1, 1), rows, depth, offset, width, scores, winners, tuple(outputs),
-        BLOCKS=blocks, SLOTS=triton.next_power_of_2(width), table=table,
+        decide_children_kernel, (batch, 1, 1), rows, depth, offset, scores, width, tuple(outputs), BLOCKS=blocks,
+        SLOTS=triton.next_power_of_2(width), table=table,
     )  # fmt: skip
 
 

@@ -10,9 +10,7 @@ import triton.language as tl
 from ... import ops
 from .core import (
     COUPLED_RULE,
-    DRAFT_BLOCK,
     DRAFT_FLAG_FACTOR,
-    DRAFT_TOKEN,
     INFINITY,
     inverse,
     log_probability,
@@ -69,7 +67,7 @@ def decide_draft_kernel(
             log_q = tl.full([], 0.0, tl.float32)
         else:
             if raced is None:
-                token = draw(rows, b, j, BLOCKS, DRAFT_BLOCK, DRAFT_TOKEN)
+                token = draw(rows, b, j, BLOCKS)
             else:
                 token = race_winner(rows, b, j, raced, block_max, largest, 0)
             logit, raw = load_token(rows, b, j, token)

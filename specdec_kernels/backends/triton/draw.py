@@ -5,20 +5,19 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .core import (
-    BLOCK,
-    INFINITY,
+from .core import BLOCK, INFINITY, inverse, weight
+from .random import (
+    DRAFT_BLOCK,
+    DRAFT_TOKEN,
     RACE,
     exponential,
-    inverse,
     race,
     race_of_blocks,
     random_bits,
     random_bits_of,
     uniform,
-    weight,
 )
-from .rows import load_block, load_cutoff, load_row, place_of, stats_row, target_ids, tokens_of
+from .rows import blocks_of, load_block, load_cutoff, load_row, place_of, target_ids, tokens_of
 
 
 @triton.jit
@@ -30,18 +29,18 @@ def argmax(rows, b, j, block_max, largest, BLOCKS: tl.constexpr):
 
 
 @triton.jit
-def draw(rows, b, j, BLOCKS: tl.constexpr, BLOCK_STREAM: tl.constexpr, TOKEN_STREAM: tl.constexpr):
-    """Draws a token from row (b, j) in two levels: first a block, then a token of that block."""
+def draw(rows, b, j, BLOCKS: tl.constexpr):
+    """Drafts a token from row (b, j) in two levels: first a block, then a token of that block."""
     sampling = rows.sampling
     temperature, seed = tl.load(sampling.temperature_ptr + b), tl.load(sampling.seed_ptr + b)
     position = tl.load(sampling.position_ptr + b)
     largest, lse, cutoff, mass, block_max = load_row(rows, b, j, BLOCKS)
-    block = race_of_blocks(mass, seed, position, j, BLOCK_STREAM)
+    block = race_of_blocks(mass, seed, position, j, DRAFT_BLOCK)
     its_max = tl.sum(tl.where(tl.arange(0, BLOCKS) == block, block_max, 0.0), 0)
     x = load_block(rows, b, j, block)
     w = tl.where(x >= cutoff, weight(x, its_max, inverse(temperature)), 0.0)
     first = tl.cast(block, tl.int64) * BLOCK
-    return first + race(w, first, BLOCK, seed, position, j, TOKEN_STREAM)
+    return first + race(w, first, BLOCK, seed, position, j, DRAFT_TOKEN)
 
 
 @triton.jit
@@ -50,7 +49,7 @@ def race_tokens(rows, b, j, block, x, its_max, raced, there):
     single tokens, with the noise of their target ids and of the row's absolute position. Stores the best w / E of each
     block, where w is relative to the block's largest logit, and its token, at the index of the block's statistics."""
     score_ptr, winner_ptr = raced
-    at = stats_row(rows, b, j) * rows.num_blocks + block
+    at = blocks_of(rows, b, j) + block
     seed = tl.load(rows.sampling.seed_ptr + b)
     position = tl.load(rows.sampling.position_ptr + b) + place_of(rows.sampling, b, j)
     zero, index = tl.full([], 0, tl.int32), tokens_of(block)
@@ -71,7 +70,7 @@ def race_winner(rows, b, j, raced, block_max, largest, axis: tl.constexpr):
     """The token that won the race of row (b, j), or of several rows j [N, 1], from what ``race_tokens`` stored of its
     blocks, which lie along an axis."""
     score_ptr, winner_ptr = raced
-    at, block = stats_row(rows, b, j) * rows.num_blocks, tl.arange(0, block_max.shape[axis])
+    at, block = blocks_of(rows, b, j), tl.arange(0, block_max.shape[axis])
     if axis == 1:
         block = block[None, :]
     score = tl.load(score_ptr + at + block, mask=block_max > -INFINITY, other=0.0)

@@ -6,14 +6,14 @@ import triton
 import triton.language as tl
 
 from .core import inverse, log_probability, merge
-from .rows import load_row, load_token, stats_row
+from .rows import blocks_of, load_token
 
 
 @triton.jit
 def load_raw_lse(rows, b, j, there, BLOCKS: tl.constexpr):
     """[N] lse of the raw logits of rows j [N] at temperature 1."""
     block = tl.arange(0, BLOCKS)
-    at = stats_row(rows, b, j)[:, None] * rows.num_blocks + block[None, :]
+    at = blocks_of(rows, b, j)[:, None] + block[None, :]
     inside = there[:, None] & (block < rows.num_blocks)[None, :]
     block_max = tl.load(rows.raw_max_ptr + at, mask=inside, other=float("-inf"))
     block_sum = tl.load(rows.raw_sum_ptr + at, mask=inside, other=0.0)
@@ -22,17 +22,19 @@ def load_raw_lse(rows, b, j, there, BLOCKS: tl.constexpr):
 
 
 @triton.jit
-def store_log_probs(step, b, j, log_p, raw, there, outputs, BLOCKS: tl.constexpr):
-    """Stores the log-probabilities of tokens of the rows j [N], if they are wanted; ``raw``: their raw logits."""
+def store_log_probs(step, examined, b, j, log_p, raw, needed, drafted, outputs, BLOCKS: tl.constexpr):
+    """Stores the log-probabilities of the drafts of rows j [N], if they are wanted, and what those of other tokens of
+    the rows that are ``needed`` take; ``raw``: the drafts' raw logits."""
     tokens_ptr, num_accepted_ptr, status_ptr, num_emitted_ptr, log_probs_ptr, raw_log_probs_ptr = outputs
     if log_probs_ptr is not None:
-        at = b * (step.num_drafts + 1) + j
-        tl.store(log_probs_ptr + at, log_p, mask=there)
-        tl.store(raw_log_probs_ptr + at, raw - load_raw_lse(step.target, b, j, there, BLOCKS), mask=there)
+        at, raw_lse = b * (step.num_drafts + 1) + j, load_raw_lse(step.target, b, j, needed, BLOCKS)
+        tl.store(examined.raw_lse_ptr + at, raw_lse, mask=needed)
+        tl.store(log_probs_ptr + at, log_p, mask=drafted)
+        tl.store(raw_log_probs_ptr + at, raw - raw_lse, mask=drafted)
 
 
 @triton.jit
-def emit(step, b, j, status, token, outputs, BLOCKS: tl.constexpr, ROWS: tl.constexpr):
+def emit(step, examined, b, j, status, token, outputs, ROWS: tl.constexpr):
     """Stores what a sequence emits: its first ``j`` drafts, whose log-probabilities are stored already, then ``token``
     unless that is -1."""
     tokens_ptr, num_accepted_ptr, status_ptr, num_emitted_ptr, log_probs_ptr, raw_log_probs_ptr = outputs
@@ -52,9 +54,9 @@ def emit(step, b, j, status, token, outputs, BLOCKS: tl.constexpr, ROWS: tl.cons
     if log_probs_ptr is not None:
         tl.debug_barrier()  # NaN was stored where this token's are
         if token >= 0:
-            temperature = tl.load(step.target.sampling.temperature_ptr + b)
+            temperature, at = tl.load(step.target.sampling.temperature_ptr + b), b * num_rows + j
             logit, raw = load_token(step.target, b, j, token)
-            largest, lse, cutoff, mass, block_max = load_row(step.target, b, j, BLOCKS)
+            lse, cutoff = tl.load(examined.p_lse_ptr + at), tl.load(examined.p_cutoff_ptr + at)
             log_p = tl.where(temperature == 0.0, 0.0, log_probability(logit, inverse(temperature), lse, cutoff))
-            one = j + tl.arange(0, 1)
-            store_log_probs(step, b, one, log_p, raw, one >= 0, outputs, BLOCKS)
+            tl.store(log_probs_ptr + at, log_p)
+            tl.store(raw_log_probs_ptr + at, raw - tl.load(examined.raw_lse_ptr + at))

@@ -33,6 +33,11 @@ def padded_blocks(num_blocks: int) -> int:
     return max(4, 1 << (num_blocks - 1).bit_length())
 
 
+def pitch_of(num_blocks: int) -> int:
+    """How far the statistics of a row's blocks lie from the next row's (``rows.blocks_of``)."""
+    return -(-num_blocks // 16) * 16
+
+
 class Given:
     """The tensors that a call was given, as kernels take them, and their part of what its kind is.
 
@@ -115,7 +120,7 @@ def launch(form: tuple, given: Given, first: Callable[[FirstCall], None]) -> Non
 
 def statistics_of(call: FirstCall, rows: int, num_blocks: int, sampling: Sampling) -> tuple:
     """The scratch of ``rows`` rows whose statistics are found: what ``Rows`` has of it, without raw ones."""
-    largest, total = (call.allocate(torch.float32, rows, num_blocks) for _ in range(2))
+    largest, total = (call.allocate(torch.float32, rows, pitch_of(num_blocks)) for _ in range(2))
     if sampling.filters_ptr is None:
         return largest, total, None, None, None
     parts = num_blocks * PARTS_OF_A_BLOCK.value
@@ -130,7 +135,8 @@ def statistics_of(call: FirstCall, rows: int, num_blocks: int, sampling: Samplin
 
 def races_of(call: FirstCall, rows: int, num_blocks: int) -> tuple[torch.Tensor, torch.Tensor]:
     """(scores, winners) of the blocks of ``rows`` rows that race."""
-    return call.allocate(torch.float32, rows, num_blocks), call.allocate(torch.int32, rows, num_blocks)
+    pitch = pitch_of(num_blocks)
+    return call.allocate(torch.float32, rows, pitch), call.allocate(torch.int32, rows, pitch)
 
 
 NO_STATISTICS = (None,) * 5
@@ -161,8 +167,8 @@ def rows_on_device(
     block_max, block_sum, part_max, of_select, cutoff = statistics
     raw_max, raw_sum = raw_stats
     return Rows(
-        sampling, pointer, *strides, vocabulary, num_blocks, d2t, block_max, block_sum, part_max, of_select, raw_max,
-        raw_sum, cutoff, *stats_strides, *masks,
+        sampling, pointer, *strides, vocabulary, num_blocks, pitch_of(num_blocks), d2t, block_max, block_sum, part_max,
+        of_select, raw_max, raw_sum, cutoff, *stats_strides, *masks,
     )  # fmt: skip
 
 

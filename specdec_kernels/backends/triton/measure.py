@@ -11,7 +11,17 @@ import triton.language as tl
 from .core import blocks_stats
 from .dependent import let_next_begin
 from .draw import race_tokens
-from .rows import PART, PARTS_OF_A_BLOCK, adjust_tokens, is_drafted_from, load_limit, load_raw, stats_row, tokens_of
+from .rows import (
+    PART,
+    PARTS_OF_A_BLOCK,
+    adjust_tokens,
+    blocks_of,
+    is_drafted_from,
+    load_limit,
+    load_raw,
+    stats_row,
+    tokens_of,
+)
 
 
 @triton.jit
@@ -21,7 +31,7 @@ def measure_blocks(rows, b, j, block, raced):
     raw = load_raw(rows, b, j, index, index < rows.vocabulary)
     temperature = tl.load(rows.sampling.temperature_ptr + b)
     x = adjust_tokens(raw, rows, b, j, index)
-    at, there = stats_row(rows, b, j) * rows.num_blocks + block, block < rows.num_blocks
+    at, there = blocks_of(rows, b, j) + block, block < rows.num_blocks
     largest, total = blocks_stats(x, temperature)
     tl.store(rows.max_ptr + at, largest, mask=there)
     tl.store(rows.sum_ptr + at, total, mask=there)

@@ -8,7 +8,7 @@ import triton.language as tl
 
 from .dependent import let_next_begin, wait_for_earlier
 from .draw import race_tokens
-from .rows import load_block, load_cutoff, load_limit, stats_row
+from .rows import blocks_of, load_block, load_cutoff, load_limit
 
 
 @triton.jit(do_not_specialize=["first_row"])
@@ -30,9 +30,9 @@ def race_kernel(
     b, i = b.to(tl.int64), tl.program_id(2)
     if (i <= load_limit(num_drafts_ptr, b, num_rows - 1)) & (tl.load(rows.sampling.temperature_ptr + b) != 0.0):
         j, block = (i + first_row).to(tl.int64), at + tl.arange(0, 1)
-        its_max = tl.load(rows.max_ptr + stats_row(rows, b, j) * rows.num_blocks + block)
+        its_max = tl.load(rows.max_ptr + blocks_of(rows, b, j) + block)
         if tl.max(its_max, 0) >= load_cutoff(rows, b, j):
             race_tokens(rows, b, j, block, load_block(rows, b, j, block), its_max, raced, block >= 0)
         else:
             score_ptr, winner_ptr = raced
-            tl.store(score_ptr + stats_row(rows, b, j) * rows.num_blocks + block, tl.zeros([1], tl.float32))
+            tl.store(score_ptr + blocks_of(rows, b, j) + block, tl.zeros([1], tl.float32))

@@ -11,7 +11,6 @@ from .core import BLOCK, INFINITY, adjust, merge
 
 PART = tl.constexpr(128)  # consecutive logits whose largest one filters ask for
 PARTS_OF_A_BLOCK = tl.constexpr(BLOCK.value // PART.value)
-GROUP = tl.constexpr(4)  # blocks that are read at once where all of a row are
 
 
 class Sampling(NamedTuple):
@@ -46,8 +45,9 @@ class Rows(NamedTuple):
     stride_j: Any
     vocabulary: Any
     num_blocks: Any  # of the target's vocabulary; the row's own may be smaller
+    pitch: Any  # from the statistics of a row's blocks to those of the next row: num_blocks, to a multiple of 16
     d2t_ptr: Any  # [vocabulary] target ids of the row's tokens, or None: they have the target's ids
-    max_ptr: Any  # largest logit of block i of row (b, j) at (stats_stride_b b + stats_stride_j j) num_blocks + i
+    max_ptr: Any  # largest logit of block i of row (b, j) at ``blocks_of`` the row + i
     sum_ptr: Any  # there, the sum of the block's weights relative to its largest logit
     part_max_ptr: Any  # largest logits of the parts of row (b, j), beside those of other rows; None: no filters
     scratch_ptr: Any  # of ``select``: [rows, number of parts + LIST] int64
@@ -56,9 +56,7 @@ class Rows(NamedTuple):
     cutoff_ptr: Any  # of row (b, j) at stats_stride_b b + stats_stride_j j; None: no filters
     stats_stride_b: Any
     stats_stride_j: Any
-    allowed_ptr: (
-        Any  # bits of the tokens that may follow row (b, j) at allowed_stride_b b + allowed_stride_j j; None: all
-    )
+    allowed_ptr: Any  # bits of what may follow row (b, j) at allowed_stride_b b + allowed_stride_j j; None: all may
     allowed_stride_b: Any
     allowed_stride_j: Any
     masked_rows: Any  # rows j < masked_rows have such bits; in others all tokens may follow
@@ -204,20 +202,6 @@ def load_block(rows, b, j, block):
 
 
 @triton.jit
-def load_group_max(rows, b, j, group, SIZE: tl.constexpr):
-    """[SIZE] largest logits, one for each of ``SIZE`` consecutive blocks, the ``group``-th so many of the row."""
-    block = group * SIZE + tl.arange(0, SIZE)
-    at = stats_row(rows, b, j) * rows.num_blocks + block
-    return tl.load(rows.max_ptr + at, mask=block < rows.num_blocks, other=-INFINITY)
-
-
-@triton.jit
-def load_group(rows, b, j, group, SIZE: tl.constexpr):
-    """[SIZE * 1024] adjusted logits of these blocks."""
-    return load_tokens(rows, b, j, tl.cast(group, tl.int32) * (SIZE * BLOCK) + tl.arange(0, SIZE * BLOCK))
-
-
-@triton.jit
 def load_token(rows, b, j, index):
     """(adjusted logit, raw logit) of one token, by its index in the row's own vocabulary; or of one in each of several
     rows j, -inf where there is none (-1)."""
@@ -234,6 +218,13 @@ def stats_row(rows, b, j):
 
 
 @triton.jit
+def blocks_of(rows, b, j):
+    """Where statistics of the blocks of row (b, j) begin: at a multiple of 16, as Triton sees by the pitch. So it gives
+    4 blocks of a row to a thread, and a whole row to a warp, where several rows are merged."""
+    return stats_row(rows, b, j) * rows.pitch
+
+
+@triton.jit
 def load_cutoff(rows, b, j):
     if rows.cutoff_ptr is None:
         return tl.full([], -INFINITY, tl.float32)
@@ -242,23 +233,18 @@ def load_cutoff(rows, b, j):
 
 
 @triton.jit
-def load_merged(max_ptr, sum_ptr, at, num_blocks, temperature, BLOCKS: tl.constexpr):
-    """``merge`` of the ``num_blocks`` statistics at ``at``, followed by the [BLOCKS] maxima."""
-    block = tl.arange(0, BLOCKS)
-    block_max = tl.load(max_ptr + at + block, mask=block < num_blocks, other=-INFINITY)
-    block_sum = tl.load(sum_ptr + at + block, mask=block < num_blocks, other=0.0)
-    largest, lse, mass = merge(block_max, block_sum, temperature, 0)
-    return largest, lse, mass, block_max
+def load_blocks(rows, b, j, BLOCKS: tl.constexpr):
+    """([BLOCKS] maxima, [BLOCKS] sums) of a row."""
+    at, block = blocks_of(rows, b, j), tl.arange(0, BLOCKS)
+    block_max = tl.load(rows.max_ptr + at + block, mask=block < rows.num_blocks, other=-INFINITY)
+    return block_max, tl.load(rows.sum_ptr + at + block, mask=block < rows.num_blocks, other=0.0)
 
 
 @triton.jit
 def load_row(rows, b, j, BLOCKS: tl.constexpr):
     """(largest logit, lse, cutoff, [BLOCKS] masses, [BLOCKS] maxima) of row (b, j)."""
-    row = stats_row(rows, b, j)
-    temperature = tl.load(rows.sampling.temperature_ptr + b)
-    largest, lse, mass, block_max = load_merged(
-        rows.max_ptr, rows.sum_ptr, row * rows.num_blocks, rows.num_blocks, temperature, BLOCKS
-    )
+    block_max, block_sum = load_blocks(rows, b, j, BLOCKS)
+    largest, lse, mass = merge(block_max, block_sum, tl.load(rows.sampling.temperature_ptr + b), 0)
     return largest, lse, load_cutoff(rows, b, j), mass, block_max
 
 
@@ -266,15 +252,15 @@ def load_row(rows, b, j, BLOCKS: tl.constexpr):
 def load_rows(rows, b, j, there, BLOCKS: tl.constexpr):
     """The same of several rows j [N], without their masses: ([N] largest logits, [N] lse, [N] cutoffs, [N, BLOCKS]
     maxima). A row that is not ``there`` is empty."""
-    row, block = stats_row(rows, b, j), tl.arange(0, BLOCKS)
-    at = row[:, None] * rows.num_blocks + block[None, :]
+    block = tl.arange(0, BLOCKS)
+    at = blocks_of(rows, b, j)[:, None] + block[None, :]
     inside = there[:, None] & (block < rows.num_blocks)[None, :]
     block_max = tl.load(rows.max_ptr + at, mask=inside, other=-INFINITY)
     block_sum = tl.load(rows.sum_ptr + at, mask=inside, other=0.0)
     largest, lse, mass = merge(block_max, block_sum, tl.load(rows.sampling.temperature_ptr + b), 1)
-    cutoff = tl.full(row.shape, -INFINITY, tl.float32)
+    cutoff = tl.full(j.shape, -INFINITY, tl.float32)
     if rows.cutoff_ptr is not None:
-        cutoff = tl.load(rows.cutoff_ptr + row, mask=there, other=-INFINITY)
+        cutoff = tl.load(rows.cutoff_ptr + stats_row(rows, b, j), mask=there, other=-INFINITY)
     return largest, lse, cutoff, block_max
 
 

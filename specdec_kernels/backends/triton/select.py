@@ -10,9 +10,19 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .core import INFINITY, LOWEST, from_ordered_key, inverse, min_p_cutoff, ordered_key, row_fault, sum_of_masses
+from .core import (
+    INFINITY,
+    LOWEST,
+    from_ordered_key,
+    inverse,
+    merge,
+    min_p_cutoff,
+    ordered_key,
+    row_fault,
+    sum_of_masses,
+)
 from .dependent import let_next_begin, wait_for_earlier
-from .rows import is_drafted_from, load_limit, load_merged, stats_row
+from .rows import is_drafted_from, load_blocks, load_limit, stats_row
 from .shortlist import (
     ALL,
     GREATEST,
@@ -36,9 +46,8 @@ def select_row(rows, b, j, BLOCKS: tl.constexpr, TILE: tl.constexpr):
     temperature, at = tl.load(rows.sampling.temperature_ptr + b), rows.sampling.filters_ptr + b * 3
     top_k, top_p, min_p = tl.load(at), tl.load(at + 1), tl.load(at + 2)
     part_keys = load_part_keys(rows, b, j, BLOCKS)
-    largest, lse, mass, block_max = load_merged(
-        rows.max_ptr, rows.sum_ptr, row * rows.num_blocks, rows.num_blocks, temperature, BLOCKS
-    )
+    block_max, block_sum = load_blocks(rows, b, j, BLOCKS)
+    largest, lse, mass = merge(block_max, block_sum, temperature, 0)
     counting, weighing, cutoff = top_k > 0.0, top_p < 1.0, tl.full([], -INFINITY, tl.float32)
     if (temperature != 0.0) & (row_fault(largest * inverse(temperature)) == 0) & (counting | weighing | (min_p > 0.0)):
         least = min_p_cutoff(largest, temperature, min_p)
@@ -57,6 +66,27 @@ def select_row(rows, b, j, BLOCKS: tl.constexpr, TILE: tl.constexpr):
     tl.store(rows.cutoff_ptr + row, cutoff)
 
 
+@triton.jit
+def select_with(
+    select: tl.constexpr, target, draft, num_drafts_ptr, num_rows, first_row, BLOCKS: tl.constexpr,
+    TILE: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """Program (sequence, row): ``select``, such as ``select_row``, of the row if it may be needed."""
+    let_next_begin(DEPENDENT)
+    wait_for_earlier(DEPENDENT)
+    b, i = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    limit = load_limit(num_drafts_ptr, b, num_rows - 1)
+    if draft.ptr is None:
+        if i <= limit:
+            select(target, b, i + first_row, BLOCKS, TILE)
+    else:
+        if i < num_rows:
+            if i <= limit:
+                select(target, b, i + first_row, BLOCKS, TILE)
+        elif is_drafted_from(draft, b, i - num_rows, limit):
+            select(draft, b, i - num_rows + first_row, BLOCKS, TILE)
+
+
 @triton.jit(do_not_specialize=["first_row"])
 def select_kernel(
     target,  # Rows; one program for each row that may be needed, as in ``measure``
@@ -68,18 +98,4 @@ def select_kernel(
     TILE: tl.constexpr,  # parts of 128 logits that are read at once
     DEPENDENT: tl.constexpr,
 ):
-    """Program (sequence, row)."""
-    let_next_begin(DEPENDENT)
-    wait_for_earlier(DEPENDENT)
-    b, i = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    if draft.ptr is None:
-        if i <= load_limit(num_drafts_ptr, b, num_rows - 1):
-            select_row(target, b, i + first_row, BLOCKS, TILE)
-    else:
-        if i < num_rows:
-            if i <= load_limit(num_drafts_ptr, b, num_rows - 1):
-                select_row(target, b, i + first_row, BLOCKS, TILE)
-        else:
-            i -= num_rows
-            if is_drafted_from(draft, b, i, load_limit(num_drafts_ptr, b, num_rows - 1)):
-                select_row(draft, b, i + first_row, BLOCKS, TILE)
+    select_with(select_row, target, draft, num_drafts_ptr, num_rows, first_row, BLOCKS, TILE, DEPENDENT)

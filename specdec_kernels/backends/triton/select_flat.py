@@ -17,14 +17,15 @@ from .core import (
     LOWEST,
     from_ordered_key,
     inverse,
+    merge,
     min_p_cutoff,
     ordered_key,
     sum_of_masses,
     sums_of_blocks,
     weight,
 )
-from .dependent import let_next_begin, wait_for_earlier
-from .rows import GROUP, PART, is_drafted_from, load_group, load_group_max, load_limit, load_merged, stats_row
+from .rows import PART, blocks_of, load_blocks, load_tokens, stats_row
+from .select import select_with
 from .shortlist import (
     ALL,
     GREATEST,
@@ -39,6 +40,7 @@ from .shortlist import (
 )
 
 PIVOTS = tl.constexpr(8)
+GROUP = tl.constexpr(4)  # blocks that are read at once where all of a row are
 
 
 @triton.jit
@@ -117,6 +119,19 @@ def find_cutoff(rows, b, j, largest, total, temperature, top_k, top_p, BLOCKS: t
 
 
 @triton.jit
+def load_group_max(rows, b, j, group, SIZE: tl.constexpr):
+    """[SIZE] largest logits, one for each of ``SIZE`` consecutive blocks, the ``group``-th so many of the row."""
+    block = group * SIZE + tl.arange(0, SIZE)
+    return tl.load(rows.max_ptr + blocks_of(rows, b, j) + block, mask=block < rows.num_blocks, other=-INFINITY)
+
+
+@triton.jit
+def load_group(rows, b, j, group, SIZE: tl.constexpr):
+    """[SIZE * 1024] adjusted logits of these blocks."""
+    return load_tokens(rows, b, j, tl.cast(group, tl.int32) * (SIZE * BLOCK) + tl.arange(0, SIZE * BLOCK))
+
+
+@triton.jit
 def store_sums_of_row(rows, b, j, cutoff, temperature):
     """Stores the block sums of the tokens at or above the cutoff."""
     for group in range(0, tl.cdiv(rows.num_blocks, GROUP)):
@@ -127,8 +142,7 @@ def store_sums_of_row(rows, b, j, cutoff, temperature):
             w = weight(x, its_max[:, None], inverse(temperature))
             total = sums_of_blocks(tl.where(x >= cutoff, w, 0.0), False)
         block = group * GROUP + tl.arange(0, GROUP)
-        at = stats_row(rows, b, j) * rows.num_blocks + block
-        tl.store(rows.sum_ptr + at, total, mask=block < rows.num_blocks)
+        tl.store(rows.sum_ptr + blocks_of(rows, b, j) + block, total, mask=block < rows.num_blocks)
 
 
 @triton.jit
@@ -137,9 +151,8 @@ def select_flat_row(rows, b, j, BLOCKS: tl.constexpr, TILE: tl.constexpr):
     if cutoff != cutoff:
         temperature, at = tl.load(rows.sampling.temperature_ptr + b), rows.sampling.filters_ptr + b * 3
         top_k, top_p, min_p = tl.load(at), tl.load(at + 1), tl.load(at + 2)
-        largest, lse, mass, block_max = load_merged(
-            rows.max_ptr, rows.sum_ptr, row * rows.num_blocks, rows.num_blocks, temperature, BLOCKS
-        )
+        block_max, block_sum = load_blocks(rows, b, j, BLOCKS)
+        largest, lse, mass = merge(block_max, block_sum, temperature, 0)
         key = find_cutoff(rows, b, j, largest, sum_of_masses(mass), temperature, top_k, top_p, BLOCKS, TILE)
         cutoff = tl.maximum(from_ordered_key(key), min_p_cutoff(largest, temperature, min_p))
         store_sums_of_row(rows, b, j, cutoff, temperature)
@@ -148,27 +161,8 @@ def select_flat_row(rows, b, j, BLOCKS: tl.constexpr, TILE: tl.constexpr):
 
 @triton.jit(do_not_specialize=["first_row"])
 def select_flat_kernel(
-    target,  # Rows; programs as in ``select``
-    draft,  # Rows, or NO_ROWS
-    num_drafts_ptr,  # [B] or None
-    num_rows,
-    first_row,
-    BLOCKS: tl.constexpr,
-    TILE: tl.constexpr,  # parts of 128 logits that are read at once
+    target, draft, num_drafts_ptr, num_rows, first_row, BLOCKS: tl.constexpr, TILE: tl.constexpr,
     DEPENDENT: tl.constexpr,
-):
-    """Program (sequence, row)."""
-    let_next_begin(DEPENDENT)
-    wait_for_earlier(DEPENDENT)
-    b, i = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    if draft.ptr is None:
-        if i <= load_limit(num_drafts_ptr, b, num_rows - 1):
-            select_flat_row(target, b, i + first_row, BLOCKS, TILE)
-    else:
-        if i < num_rows:
-            if i <= load_limit(num_drafts_ptr, b, num_rows - 1):
-                select_flat_row(target, b, i + first_row, BLOCKS, TILE)
-        else:
-            i -= num_rows
-            if is_drafted_from(draft, b, i, load_limit(num_drafts_ptr, b, num_rows - 1)):
-                select_flat_row(draft, b, i + first_row, BLOCKS, TILE)
+):  # fmt: skip
+    """As ``select_kernel``."""
+    select_with(select_flat_row, target, draft, num_drafts_ptr, num_rows, first_row, BLOCKS, TILE, DEPENDENT)

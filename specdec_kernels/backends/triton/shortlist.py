@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from .core import BLOCK, INFINITY, LOWEST, from_ordered_key, inverse, ordered_key, weight
-from .rows import PART, PARTS_OF_A_BLOCK, load_tokens, stats_row
+from .rows import PART, PARTS_OF_A_BLOCK, blocks_of, load_tokens, stats_row
 
 LISTED = tl.constexpr(1024)  # logits that a list has room for
 FEW = tl.constexpr(128)  # of which that many are compared at once
@@ -144,7 +144,7 @@ def least_kept(rows, b, j, size, largest, inverse_temperature, most, left, share
 @triton.jit
 def store_sums_of_list(rows, b, j, size, cutoff, temperature, BLOCKS: tl.constexpr):
     """Stores the block sums of the tokens at or above the cutoff, all of which are listed."""
-    at, block, list_ptr = stats_row(rows, b, j) * rows.num_blocks, tl.arange(0, BLOCKS), list_of(rows, b, j)
+    at, block, list_ptr = blocks_of(rows, b, j), tl.arange(0, BLOCKS), list_of(rows, b, j)
     total = tl.zeros([BLOCKS], tl.int64)
     for first in range(0, size, COMPARED):
         keys, tokens = load_list(list_ptr, first + tl.arange(0, COMPARED), size)

@@ -7,31 +7,22 @@ import triton
 import triton.language as tl
 
 from .core import (
-    BLOCK,
     DRAFT_FLAG_FACTOR,
     DRAFT_ZERO_PROBABILITY,
     INFINITY,
-    LOG2E,
-    RECOVER_BLOCK,
-    RECOVER_TOKEN,
     TREE_BLOCK,
-    accept_noise,
     child_ratio,
     inverse,
     log_probability,
     next_scale,
-    probability,
-    race_of_blocks,
     ratio_after_rejection,
-    residual,
     row_fault,
 )
-from .draw import draw
-from .rows import load_group, load_group_max, load_row, load_token, parent_of
+from .random import accept_noise
+from .recover import best_residual, race_blocks
+from .rows import load_row, load_token, parent_of
 from .tree import find_child, load_nodes
-from .verify import load_q, log_q_of, race_residual
-
-PAIR = tl.constexpr(2)  # blocks that are weighed at once; with 4, registers would spill
+from .verify import draw_in_block, load_q, log_q_of
 
 # What is to be done at a row.
 DONE = tl.constexpr(0)
@@ -39,34 +30,6 @@ LOOK = tl.constexpr(1)  # test the next child
 REJECT = tl.constexpr(2)  # reject the present child
 BACK = tl.constexpr(3)  # go back to the row above, and reject the row's own node
 END = tl.constexpr(4)  # end the path here
-
-
-@triton.jit
-def weigh_row(step, b, j, w, p_lse, p_cutoff, q_lse, q_cutoff, gone, tokens, BLOCKS: tl.constexpr):
-    """([BLOCKS] masses of max(0, w p - q) in row j; the mass of q without the ``tokens`` that are ``gone``)."""
-    inverse_temperature = inverse(tl.load(step.target.sampling.temperature_ptr + b))
-    its_group = tl.arange(0, BLOCKS // PAIR)[:, None]
-    mass = tl.zeros([BLOCKS // PAIR, PAIR], tl.float32)
-    left = tl.full([], 0.0, tl.float32)
-    for group in range(0, tl.cdiv(step.target.num_blocks, PAIR)):
-        kept = True
-        if step.draft.d2t_ptr is None:
-            kept = tl.max(load_group_max(step.target, b, j, group, PAIR), 0) >= p_cutoff
-            kept = kept | (tl.max(load_group_max(step.draft, b, j, group, PAIR), 0) >= q_cutoff)
-        if kept:
-            first = tl.cast(group, tl.int64) * (PAIR * BLOCK)
-            ids = tl.cast(first, tl.int32) + tl.arange(0, PAIR * BLOCK)
-            x = load_group(step.target, b, j, group, PAIR)
-            p = probability(x, inverse_temperature, p_lse, p_cutoff)
-            q = tl.exp2(log_q_of(step, b, j, ids, q_lse, q_cutoff) * LOG2E)
-            total = tl.sum(tl.reshape(residual(w * p, q), [PAIR, BLOCK]), 1)
-            mass = tl.where(its_group == group, total[None, :], mass)
-            missing = tl.min(tl.where((gone != 0) & (tokens >= first), tokens, first + PAIR * BLOCK), 0)
-            while missing < first + PAIR * BLOCK:
-                q = tl.where(ids == missing, 0.0, q)
-                missing = tl.min(tl.where((gone != 0) & (tokens > missing), tokens, first + PAIR * BLOCK), 0)
-            left += tl.sum(q, 0)
-    return tl.reshape(mass, [BLOCKS]), left
 
 
 @triton.jit
@@ -81,7 +44,9 @@ def ratio_of(step, b, j, x, gone, p_lse, p_cutoff, q_lse, q_cutoff, h, scale, ma
 
 
 @triton.jit
-def test_tree(step, b, depth, RULE: tl.constexpr, BLOCKS: tl.constexpr, NODES: tl.constexpr):
+def test_tree(
+    step, b, depth, visits, RULE: tl.constexpr, BLOCKS: tl.constexpr, NODES: tl.constexpr, VISITS: tl.constexpr
+):
     """Finds the path that is accepted. Returns (its last row, its level, status, the token drawn there or -1)."""
     target, node = step.target, tl.arange(0, NODES)
     seed, position = tl.load(target.sampling.seed_ptr + b), tl.load(target.sampling.position_ptr + b)
@@ -95,7 +60,7 @@ def test_tree(step, b, depth, RULE: tl.constexpr, BLOCKS: tl.constexpr, NODES: t
     fault, q_fault = tl.full([], 0, tl.int32), tl.full([], 0, tl.int32)
     p_lse, p_cutoff, q_lse, q_cutoff = zero, zero, zero, zero
     h, scale, mass, left = one, infinity, one, one
-    masses, weighed = tl.zeros([BLOCKS], tl.float32), zero  # of the residual of scale ``weighed``
+    drawn_from, drafted, block = one, False, tl.full([], 0, tl.int32)
     # What the rows above are, each at the node below it that the path goes through.
     above_status, above_h, above_scale = nothing, nothing.to(tl.float32), nothing.to(tl.float32)
     above_mass, above_left = nothing.to(tl.float32), nothing.to(tl.float32)
@@ -105,7 +70,7 @@ def test_tree(step, b, depth, RULE: tl.constexpr, BLOCKS: tl.constexpr, NODES: t
     while state != DONE:
         if arrived:
             largest, p_lse, p_cutoff, block_mass, block_max = load_row(target, b, row, BLOCKS)
-            fault, weighed = row_fault(largest * inverse(tl.load(target.sampling.temperature_ptr + b))), zero
+            fault = row_fault(largest * inverse(tl.load(target.sampling.temperature_ptr + b)))
             status = status | fault
             first, flags = find_child(step, parents, tokens, row, child - 1, anything, NODES)
             if first < NODES:  # else there is no q
@@ -144,21 +109,38 @@ def test_tree(step, b, depth, RULE: tl.constexpr, BLOCKS: tl.constexpr, NODES: t
         if RULE == TREE_BLOCK:
             enter_h = tl.minimum(ratio, 1.0)
 
-        if (state == REJECT) | ((state == END) & (scale < INFINITY) & (weighed != scale)):
-            weighed = tl.where(state == REJECT, next_scale(h, scale, mass, left), scale)
-            lost = lost | ((node == child) & (state == REJECT))
-            masses, left_then = weigh_row(step, b, row, weighed, p_lse, p_cutoff, q_lse, q_cutoff, lost, tokens, BLOCKS)
-            total = tl.sum(masses, 0)
-            if state == REJECT:
-                if (total == 0.0) & (h == 1.0):
-                    # p and q are equal up to rounding: the child is accepted after all, unless p(x) = 0.
-                    enter, enter_h = ratio > 0.0, one
-                else:
-                    removed = tl.where(node == child, 1, removed)
-                    if RULE == TREE_BLOCK:
-                        h = ratio_after_rejection(h, mass, weighed, total)
-                    scale, mass, left = weighed, total / weighed, left_then
-                state = tl.full([], LOOK, tl.int32)
+        drawn_from, told = scale, status  # what a token is drawn from, if the path ends here, and its status
+        sure = True  # whether nothing but that token depends on the mass of what p is
+        if state == REJECT:
+            drawn_from = next_scale(h, scale, mass, left)
+            following, flags = find_child(step, parents, tokens, row, child, anything, NODES)
+            told, sure = status | flags, following == NODES
+            if RULE == TREE_BLOCK:
+                if sure & (h < 1.0):
+                    # The row's own node is kept iff u < h, which falls with every rejection.
+                    sure = accept_noise(seed, position, row - 1) >= h
+                    state = tl.where(sure, BACK, REJECT).to(tl.int32)
+        if ((state == END) & (fault == 0)) | (state == REJECT):
+            drafted = drawn_from < INFINITY
+            drawn_from = tl.where(drafted, drawn_from, 1.0)
+            block = race_blocks(step, b, row, drawn_from, p_lse, visits, BLOCKS)
+            if drafted:
+                removing = lost | ((node == child) & (state == REJECT))
+                found, total, left_then = best_residual(
+                    step, b, row, drawn_from, p_lse, p_cutoff, q_lse, q_cutoff, visits, sure == 0, tokens, removing,
+                    BLOCKS, VISITS,
+                )  # fmt: skip
+                drafted, block = found >= 0, tl.where(found >= 0, found, block)
+                if state == REJECT:
+                    if (found < 0) & (h == 1.0):
+                        # p and q are equal up to rounding: the child is accepted after all, unless p(x) = 0.
+                        enter, enter_h, sure = ratio > 0.0, one, False
+                    elif sure == 0:
+                        removed = tl.where(node == child, 1, removed)
+                        if RULE == TREE_BLOCK:
+                            h = ratio_after_rejection(h, mass, drawn_from, total)
+                        scale, mass, left = drawn_from, total / drawn_from, left_then
+                    state, status = tl.where(sure, END, LOOK).to(tl.int32), tl.where(sure, told, status)
 
         arrived = enter
         here = node == tl.where(enter, child, row.to(tl.int32) - 1)
@@ -181,10 +163,5 @@ def test_tree(step, b, depth, RULE: tl.constexpr, BLOCKS: tl.constexpr, NODES: t
 
     token = tl.full([], -1, tl.int64)
     if fault == 0:
-        if scale < INFINITY:
-            block = race_of_blocks(masses, seed, position, row, RECOVER_BLOCK)
-            if block >= 0:
-                token = race_residual(step, b, row, scale, block, p_lse, p_cutoff, q_lse, q_cutoff)
-        else:
-            token = draw(target, b, row, BLOCKS, RECOVER_BLOCK, RECOVER_TOKEN)
+        token = draw_in_block(step, b, row, drawn_from, block, drafted, p_lse, p_cutoff, q_lse, q_cutoff)
     return row, level, status, token

@@ -22,6 +22,7 @@ from .launch import (
     masks_of,
     number_of_blocks,
     padded_blocks,
+    pitch_of,
     races_of,
     rows_on_device,
     statistics_of,
@@ -65,7 +66,7 @@ def first_step(call: FirstCall, rule: int, masked_drafts: int, log_probs: bool) 
     blocks, weigh_draft = padded_blocks(num_blocks), q is not None and lse is None
 
     def raw() -> torch.Tensor | None:
-        return call.allocate(torch.float32, num_rows, num_blocks) if log_probs else None
+        return call.allocate(torch.float32, num_rows, pitch_of(num_blocks)) if log_probs else None
 
     target = rows_on_device(
         p, p.stride()[:2], vocabulary, num_blocks, None, sampling, (rows, 1),
@@ -80,7 +81,8 @@ def first_step(call: FirstCall, rule: int, masked_drafts: int, log_probs: bool) 
         )  # fmt: skip
     step = Step(target, draft, cutoff, lse, limits, num_drafts)
     dtypes = (torch.int32, torch.int32, torch.int64, *[torch.float32] * 6)
-    examined = Examined(*[call.allocate(dtype, num_rows) for dtype in dtypes])
+    raw_lse = call.allocate(torch.float32, num_rows) if log_probs else None
+    examined = Examined(*[call.allocate(dtype, num_rows) for dtype in dtypes], raw_lse)
     raced = races_of(call, num_rows, num_blocks) if rule == COUPLED_RULE.value else None
     masses = None
     if rule == BLOCK_RULE.value:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .core import accept_noise, joint_ratio, keep_probability, sums_of_blocks
+from .core import joint_ratio, keep_probability, residual, sums_of_blocks
 from .dependent import let_next_begin
-from .verify import residual_weights
+from .random import accept_noise
+from .rows import tokens_of
+from .verify import load_p_and_q
 from .walk import RECOVER, WALKING, examine, load_ending, load_statistics, load_tested
 
 # What w is multiplied by before a random number is compared with it, since a mass, rounded, might be above w.
@@ -95,8 +97,8 @@ def sums_kernel(
             first = part * VISITS
             while first < num_blocks:
                 block = first + tl.arange(0, VISITS)
-                weights = residual_weights(step, b, j, w, block, p_lse, p_cutoff, q_lse, q_cutoff)
+                p, q = load_p_and_q(step, b, j, tokens_of(block), True, p_lse, p_cutoff, q_lse, q_cutoff)
                 at = (b * step.num_drafts + j) * num_blocks + block
-                tl.store(mass_ptr + at, sums_of_blocks(weights, False), mask=block < num_blocks)
+                tl.store(mass_ptr + at, sums_of_blocks(residual(w, p, q), False), mask=block < num_blocks)
                 first += tl.num_programs(0) * VISITS
         j, w, walking = walk_over(step, examined, b, j, w)

@@ -43,8 +43,9 @@ WARPS = {
 WARPS_WITH_TABLE = {
     "measure_kernel":         (4, 4, 4, 2),
 }
-# Registers of a thread, where fewer than the assembler would take let more programs run at a time.
-REGISTERS = {"measure_kernel": 80}
+# Registers of a thread, where fewer than the assembler would take let more programs run at a time; or as many as there
+# are, where few programs run, and it would spill some to fit one more on a multiprocessor.
+REGISTERS = {"measure_kernel": 80, "decide_kernel": 255, "decide_tree_kernel": 255}
 # The first kernel of an operation, and those that come later (dependent.py).
 FIRST = {"measure_kernel"}
 LATER = {"select_kernel", "select_flat_kernel", "race_kernel", "sums_kernel", "decide_kernel", "decide_draft_kernel",
@@ -77,13 +78,8 @@ def options(kernel: str, device: torch.device, table: bool) -> dict[str, int]:
         chosen["launch_pdl"] = True
     if its_family == "amd":
         return chosen
-    if table:
-        # Searching a table takes many registers. NVIDIA's assembler would spill a few of them to fit one more program
-        # on a multiprocessor, unless it is told how many a thread may have: at most 255, and 65536 for all threads
-        # together.
-        chosen["maxnreg"] = min(255, 65536 // (32 * num_warps))
-    elif kernel in REGISTERS:
-        chosen["maxnreg"] = REGISTERS[kernel]
+    if (registers := 255 if table else REGISTERS.get(kernel)) is not None:  # a table's search takes many
+        chosen["maxnreg"] = min(registers, 65536 // (32 * num_warps))  # there are 65536 for all threads together
     return chosen
 
 

@@ -7,19 +7,8 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from .core import (
-    BLOCK,
-    DRAFT_OUT_OF_RANGE,
-    INFINITY,
-    LOG2E,
-    RECOVER_TOKEN,
-    inverse,
-    log_probability,
-    probability,
-    race,
-    residual,
-    row_fault,
-)
+from .core import BLOCK, DRAFT_OUT_OF_RANGE, INFINITY, LOG2E, inverse, log_probability, probability, residual, row_fault
+from .random import RECOVER_TOKEN, race
 from .rows import Rows, adjusted, find, load_limit, load_raw, load_row, load_tokens, masked, tokens_of
 
 
@@ -72,27 +61,29 @@ def load_q_logits(step, b, j, ids):
 def log_q_of(step, b, j, ids, q_lse, q_cutoff):
     """log q of target ids (a scalar or a vector) in row j. A one-hot q has 0 at the draft, -inf elsewhere."""
     if step.draft.ptr is not None:
-        inverse_temperature = inverse(tl.load(step.draft.sampling.temperature_ptr + b))
-        return log_probability(load_q_logits(step, b, j, ids), inverse_temperature, q_lse, q_cutoff)
+        inverse_temperature = inverse(tl.load(step.target.sampling.temperature_ptr + b))
+        unfiltered: tl.constexpr = step.draft.cutoff_ptr is None and step.draft_cutoff_ptr is None
+        its_cutoff = None if unfiltered else q_cutoff
+        return log_probability(load_q_logits(step, b, j, ids), inverse_temperature, q_lse, its_cutoff)
     else:
         x, flags = load_draft(step, b, j)
         return tl.where(ids == x, 0.0, -INFINITY)
 
 
 @triton.jit
-def residual_weights(step, b, j, w, block, p_lse, p_cutoff, q_lse, q_cutoff):
-    """[1024] weights max(0, w p - q) of one block of row j, [N, 1024] of [N] blocks."""
-    ids = tokens_of(block)
+def load_p_and_q(step, b, j, ids, drafted, p_lse, p_cutoff, q_lse, q_cutoff):
+    """p and q of the tokens ``ids`` of row j; without reading it, q is 0 where the row is not ``drafted``."""
     p = load_tokens(step.target, b, j, ids)
-    p = probability(p, inverse(tl.load(step.target.sampling.temperature_ptr + b)), p_lse, p_cutoff)
-    return residual(w * p, tl.exp2(log_q_of(step, b, j, ids, q_lse, q_cutoff) * LOG2E))
+    inverse_temperature = inverse(tl.load(step.target.sampling.temperature_ptr + b))
+    p = probability(p, inverse_temperature, p_lse, None if step.target.cutoff_ptr is None else p_cutoff)
+    log_q = log_q_of(step, b, j, tl.where(drafted, ids, -1), q_lse, q_cutoff)
+    return p, tl.where(drafted, tl.exp2(log_q * LOG2E), 0.0)
 
 
 @triton.jit
-def race_residual(step, b, j, w, block, p_lse, p_cutoff, q_lse, q_cutoff):
-    """Draws a token of a block from max(0, w p - q); -1 if there is no mass."""
+def draw_in_block(step, b, j, w, block, drafted, p_lse, p_cutoff, q_lse, q_cutoff):
+    """Draws a token of a block of row j from max(0, w p - q), or from p if the row is not ``drafted``."""
     seed, position = tl.load(step.target.sampling.seed_ptr + b), tl.load(step.target.sampling.position_ptr + b)
+    p, q = load_p_and_q(step, b, j, tokens_of(block), drafted, p_lse, p_cutoff, q_lse, q_cutoff)
     first = tl.cast(block, tl.int64) * BLOCK
-    weights = residual_weights(step, b, j, w, block, p_lse, p_cutoff, q_lse, q_cutoff)
-    place = race(weights, first, BLOCK, seed, position, j, RECOVER_TOKEN)
-    return tl.where(place >= 0, first + place, -1)
+    return first + race(residual(w, p, q), first, BLOCK, seed, position, j, RECOVER_TOKEN)

@@ -25,8 +25,11 @@ from .launch import (
 from .rows import NO_ROWS
 from .siblings import test_tree
 from .stages import find_statistics
+from .tables import visits_at_once
 from .tree import emit_path, walk_tree
 from .verify import Step
+
+MOST_VISITS = 4  # blocks that are weighed at once; with more, there are too few registers for the tree beside them
 
 
 @triton.jit(do_not_specialize=["depth"])
@@ -34,11 +37,13 @@ def decide_tree_kernel(
     step,  # Step, whose drafts are the nodes
     depth,  # D
     raced,  # (scores, winners) of rule `walk`, else None
+    visits,  # as in ``decide``; None with rule `walk`
     outputs,  # path, tokens: [B, D+1]; num_accepted, num_emitted, status: [B]
     RULE: tl.constexpr,
     BLOCKS: tl.constexpr,
     NODES: tl.constexpr,  # N or more, a power of 2
     COLUMNS: tl.constexpr,  # D + 1 or more, a power of 2
+    VISITS: tl.constexpr,  # blocks that are weighed at once
     DEPENDENT: tl.constexpr,
 ):
     wait_for_earlier(DEPENDENT)
@@ -49,7 +54,7 @@ def decide_tree_kernel(
         if tl.load(step.target.sampling.temperature_ptr + b) == 0.0:
             row, level, status, token = walk_tree(step, b, depth, raced, RULE, BLOCKS, NODES)
         else:
-            row, level, status, token = test_tree(step, b, depth, RULE, BLOCKS, NODES)
+            row, level, status, token = test_tree(step, b, depth, visits, RULE, BLOCKS, NODES, VISITS)
     emit_path(step, b, depth, row, level, status, token, outputs, COLUMNS)
 
 
@@ -82,12 +87,18 @@ def first_tree(call: FirstCall, rule: int, depth: int) -> None:
             q, q.stride()[:2], q.shape[2], num_blocks, ids, sampling, (rows - 1, 1),
             statistics_of(call, batch * (rows - 1), num_blocks, sampling),
         )  # fmt: skip
-    raced = races_of(call, batch * rows, num_blocks) if rule == TREE_WALK.value else None
+    step, blocks = Step(target, draft, None, None, limits, rows - 1), padded_blocks(num_blocks)
+    table = sampling.ids_ptr is not None
+    raced = visits = None
+    if rule == TREE_WALK.value:
+        raced = races_of(call, batch * rows, num_blocks)
+    else:
+        visits = call.allocate(torch.int32, batch, 2, blocks), call.allocate(torch.float32, batch, blocks)
     find_statistics(call, target, draft, limits, batch, rows, raced=raced)
     call.launch(
-        decide_tree_kernel, (batch, 1, 1), Step(target, draft, None, None, limits, rows - 1), depth, raced,
-        tuple(outputs), RULE=rule, BLOCKS=padded_blocks(num_blocks), NODES=triton.next_power_of_2(max(rows - 1, 1)),
-        COLUMNS=triton.next_power_of_2(depth + 1), table=True,
+        decide_tree_kernel, (batch, 1, 1), step, depth, raced, visits, tuple(outputs), RULE=rule, BLOCKS=blocks,
+        NODES=triton.next_power_of_2(max(rows - 1, 1)), COLUMNS=triton.next_power_of_2(depth + 1),
+        VISITS=min(MOST_VISITS, visits_at_once(blocks, table, ids is not None)), table=table,
     )  # fmt: skip
 
 

@@ -20,7 +20,6 @@ from .core import (
     DRAFT_ZERO_PROBABILITY,
     INFINITY,
     accept,
-    accept_noise,
     inverse,
     log_probability,
     row_fault,
@@ -28,6 +27,7 @@ from .core import (
 from .dependent import wait_for_earlier
 from .draw import race_winner
 from .emit import store_log_probs
+from .random import accept_noise
 from .rows import load_block, load_limit, load_rows, load_token
 from .verify import load_draft, load_q_logits
 
@@ -37,6 +37,8 @@ WALKING = tl.constexpr(1)  # its draft is kept; with rule `block`, it may be
 DRAW = tl.constexpr(2)  # a walk ends here, and a token is to be drawn from p
 RECOVER = tl.constexpr(3)  # a walk ends here, and a token is to be drawn from max(0, w p - q)
 STATES = tl.constexpr(4)
+
+MOST_PICKED = tl.constexpr(4)  # rows that are read at once for greedy tokens; for more, ``decide`` would be too long
 
 
 class Examined(NamedTuple):
@@ -52,14 +54,16 @@ class Examined(NamedTuple):
     q_cutoff_ptr: Any
     log_p_ptr: Any  # of the row's draft
     log_q_ptr: Any
+    raw_lse_ptr: Any  # of the raw logits at temperature 1; None unless log-probabilities are wanted
 
 
 @triton.jit
-def greedy_tokens(rows, b, j, x, largest, block_max, ROWS: tl.constexpr, VISITS: tl.constexpr):
+def greedy_tokens(rows, b, j, x, largest, block_max, ROWS: tl.constexpr, SOME: tl.constexpr):
     """[ROWS] tokens with the largest logits of the rows j, the lowest ids of ties; -1 where there is none, and after a
-    row that is not the draft x. VISITS rows are read at a time."""
-    row, one = tl.arange(0, ROWS), tl.arange(0, VISITS)
-    block = tl.argmax((block_max == largest[:, None]).to(tl.int32), 1)
+    row that is not the draft x. SOME rows are read at a time."""
+    row, one = tl.arange(0, ROWS), tl.arange(0, SOME)
+    every = tl.arange(0, block_max.shape[1])
+    block = tl.min(tl.where(block_max == largest[:, None], every[None, :], block_max.shape[1]), 1)
     whole = row_fault(largest) == 0
     tokens, first, walking = tl.full([ROWS], -1, tl.int64), tl.full([], 0, tl.int32), True
     while walking:
@@ -72,8 +76,8 @@ def greedy_tokens(rows, b, j, x, largest, block_max, ROWS: tl.constexpr, VISITS:
         place = tl.min(tl.where(logits == its_largest[:, None], tl.arange(0, BLOCK)[None, :], BLOCK), 1)
         token = tl.where(there, its_block * BLOCK + place, -1)
         token = tl.max(tl.where(chosen, token[:, None], -1), 0).to(tl.int64)
-        tokens = tl.where((row >= first) & (row < first + VISITS), token, tokens)
-        first += VISITS
+        tokens = tl.where((row >= first) & (row < first + SOME), token, tokens)
+        first += SOME
         walking = (first < ROWS) & (tl.max(((row < first) & (tokens != x)).to(tl.int32), 0) == 0)
     return tokens
 
@@ -123,7 +127,8 @@ def examine(
     log_p = tl.where(x >= 0, log_probability(logit, inverse_temperature, p_lse, p_cutoff), -INFINITY)
     log_q, q_lse, q_cutoff = tl.zeros([ROWS], tl.float32), tl.zeros([ROWS], tl.float32), tl.zeros([ROWS], tl.float32)
     if greedy:
-        picked = greedy_tokens(target, b, j, x, largest, block_max, ROWS, VISITS)
+        some: tl.constexpr = min(ROWS, VISITS, MOST_PICKED)
+        picked = greedy_tokens(target, b, j, x, largest, block_max, ROWS, some)
         log_p = tl.zeros([ROWS], tl.float32)
     elif RULE == COUPLED_RULE:
         winner = race_winner(target, b, row[:, None], raced, block_max, largest, 1)
@@ -154,7 +159,7 @@ def examine(
     tl.store(examined.q_cutoff_ptr + at, q_cutoff, mask=needed)
     tl.store(examined.log_p_ptr + at, log_p, mask=needed)
     tl.store(examined.log_q_ptr + at, log_q, mask=needed)
-    store_log_probs(step, b, row, log_p, raw, row < limit, outputs, BLOCKS)
+    store_log_probs(step, examined, b, row, log_p, raw, needed, row < limit, outputs, BLOCKS)
     tl.debug_barrier()  # the program's other threads see what was stored
     over = (state == WALKING) | (row > limit)
     end = tl.min(tl.where(over, ROWS * STATES, tl.arange(0, ROWS) * STATES + state), 0)  # both in one reduction
