@@ -357,7 +357,6 @@ MUTATIONS: list[Mutation] = [
         "tests/kernels/test_recurrent.py -k 'trees and cpu'",
         {
             "tree-of-a-recurrence-is-a-chain": ("of_column_[above] : before_start", "latest() : latest()"),
-            "tree-of-a-recurrence-is-stored-by-rank": ("if (feed.parents) position", "if (false) position"),
             "tree-of-a-recurrence-frees-a-state-early": ("if (from >= 0 && last_[parent + 1] == i)", "if (from >= 0)"),
         },
     ),

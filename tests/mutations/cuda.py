@@ -168,10 +168,6 @@ MUTATIONS: list[Mutation] = [
                 "most = tiles_of(chunks, kLinearWarps), first",
                 "most = tiles_of(chunks, kTiles == 1 ? kLinearWarps : kLinearWarps / 2), first",
             ),
-            "cuda-linear-rows-of-the-tile-before": (
-                "lesser(first_row + tile * kRows + group, params.rows - 1)",
-                "lesser(first_row + group, params.rows - 1)",
-            ),
             "cuda-linear-sums-read-before-they-are-there": ("  simt::sync_block();\n  if (warp()", "  if (warp()"),
             "cuda-linear-rounds-before-the-bias": (
                 "if (params.bias != nullptr) total[e] +=",
@@ -199,7 +195,6 @@ MUTATIONS: list[Mutation] = [
         {
             "cuda-int8-scale-of-another-output": ("(scales)[output % kOutputs]", "(scales)[(output + 1) % kOutputs]"),
             "cuda-int8-parts-of-a-chunk-exchanged": ("bytes.word[2 * part + i]", "bytes.word[2 * (1 - part) + i]"),
-            "cuda-int8-integers-without-a-sign": ("^ 0x80808080u", "^ 0u"),
         },
     ),
     *mutations(

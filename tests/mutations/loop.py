@@ -86,7 +86,6 @@ MUTATIONS: list[Mutation] = [
                 "last_two = [text[-1], text[-1]]",
                 COUNTS,
             ),
-            "rows-begin-again-in-every-step": ("        self._edited.clear()\n", "", STATES),
             "rows-take-empty-slots-for-an-end": (".any(-1) & (index < count[:, None])", ".any(-1)", SERVING),
             "rows-keep-a-stale-last-token": (
                 "count[:, None] + self._two).T",
@@ -292,11 +291,6 @@ MUTATIONS: list[Mutation] = [
                 "self._texts[row][: self._held(row)] if kept",
                 "self._texts[row] if kept",
                 f"{PREFIXES} -k cancelled",
-            ),
-            "prefix-of-the-row-that-moved-away": (
-                "            source = {row: free[0], free[0]: row}.get(source, source)\n",
-                "",
-                f"{PREFIXES} -k lone",
             ),
             "prefix-is-not-scored": (
                 " and sequence.request.prompt_log_probs is None",

@@ -42,10 +42,6 @@ MUTATIONS: list[Mutation] = [
                 "flat.index_copy_(0, target, flat.index_select(0, source))",
                 "[flat[to].copy_(flat[at]) for to, at in reversed([*zip(target, source)])]",
             ),
-            "cache-leaves-accepted-values": (
-                "for states in self.storage():\n            heads,",
-                "for states in self.storage()[::2]:\n            heads,",
-            ),
         },
     ),
     *mutations(
