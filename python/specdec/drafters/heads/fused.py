@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 from typing import Any, cast
 
+from specdec_kernels import has_fused_attention
+
 from ...models.attention import with_attention
-from ...models.attention_choice import has_fused, why_its_own
+from ...models.attention_choice import why_its_own
 from ...models.cached_model import CachedModel
 from ...models.native_setting import is_wanted
 from .interface import Head
@@ -20,7 +22,7 @@ def with_fused_attention(head: Head, device: str = "cuda") -> Head:
     Raises:
         ValueError: ``SPECDEC_NATIVE`` is neither 0 nor 1.
     """
-    if not (is_wanted() and head.can_fuse and head.weight.device.type == device and has_fused(device)):
+    if not (is_wanted() and head.can_fuse and head.weight.device.type == device and has_fused_attention(device)):
         return head
     # Layers of transformers' classes find their attention by a name in their configuration.
     fast = cast(Head, copy.copy(with_attention(cast(Any, head), "fused")))
