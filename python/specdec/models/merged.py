@@ -124,9 +124,10 @@ def with_merged(model: M, device: str = "cuda", names: Names = BESIDE) -> M:
     if there are none, or if the environment has ``SPECDEC_NATIVE=0``.
 
     Their parameters are moved beside each other, one group after the other, and stay the same objects, with the same
-    numbers. Left alone is what is more than an ``nn.Linear`` (adapters, quantised layers, shards, parametrised weights,
-    hooks of accelerate), what has weights that other modules or tensors share, and, where memory runs out, the rest.
-    The model's modules are not changed; see :func:`.copied_modules.with_modules`.
+    numbers. Left alone is what is more than an ``nn.Linear`` or an ``Int8Linear`` (adapters, layers that others have
+    quantised, shards, parametrised weights, hooks of accelerate), what has weights that other modules or tensors share,
+    and, where memory runs out, the rest. The model's modules are not changed; see
+    :func:`.copied_modules.with_modules`.
 
     Args:
         device: the type of device whose layers are merged.
