@@ -101,11 +101,11 @@ tests() { # NAME SECONDS WHICH: those of the everyday tests that have this in th
   step "$1" "$2" "$python" -m pytest -v --tb=short -p tests.support.failures_at_once -p no:cacheprovider \
     --continue-on-collection-errors "${parallel[@]}" -k "$3" --durations 15 --junitxml="$folder/$1.xml" "${paths[@]}"
 }
-decode() { # NAME SECONDS BATCHES TOKENS: what has begun when its time is up may take 60 s more
+decode() { # NAME SECONDS BATCHES TOKENS ARGUMENTS...: what has begun when its time is up may take 60 s more
   local modes=(--modes graphs+deferred,graphs,compiled+graphs+deferred)
   [[ $device == cuda ]] || modes=() # these are of GPUs
   bench "$1" "$2" bench_loop --device "$device" --pair "$pair" -B "$3" --contexts 512 --new-tokens "$4" --rounds 3 \
-    "${modes[@]}" --limit $(($2 - 60))
+    "${modes[@]}" --limit $(($2 - 60)) "${@:5}"
 }
 
 # In a copy without pyproject.toml, whose setuptools and torch may not be there. ninja builds only what has changed.
@@ -150,7 +150,8 @@ part_B() { # how fast is it
   bench step 120 bench_kernels step --device "$device" -V 128256 -K 5 --dtypes bfloat16 --seconds 1 --compile-seconds 60
 }
 part_C() { # decoding, and serving
-  decode decode-1 200 1 336 # 1,008 tokens of each method
+  decode decode-1 190 1 336 # 1,008 tokens of each method
+  decode decode-8-bits 110 1 112 --draft-bits 8 --no-assisted
   decode decode-32 170 8,32 64
   bench lengths 70 bench_lengths --device "$device" --drafters model --widths 4 --rows 8,32 --temperatures 0 --rounds 1
 }
