@@ -149,11 +149,10 @@ part_B() { # how fast is it
   profile token 30
   bench step 120 bench_kernels step --device "$device" -V 128256 -K 5 --dtypes bfloat16 --seconds 1 --compile-seconds 60
 }
-part_C() { # decoding, and serving
-  decode decode-1 190 1 336 # 1,008 tokens of each method
-  decode decode-8-bits 110 1 112 --draft-bits 8 --no-assisted
-  decode decode-32 170 8,32 64
-  bench lengths 70 bench_lengths --device "$device" --drafters model --widths 4 --rows 8,32 --temperatures 0 --rounds 1
+part_C() { # decoding
+  decode decode-1 180 1 336 # 1,008 tokens of each method
+  decode decode-8-bits 100 1 112 --draft-bits 8 --no-assisted --modes graphs+deferred
+  decode decode-32 160 8,32 64
 }
 
 known=$(dry=1 only=() && "part_$part")
