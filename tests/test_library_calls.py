@@ -67,7 +67,12 @@ def find(name: str) -> object:
     found: object = importlib.import_module(top)
     for i, part in enumerate(parts):
         module = ".".join((top, *parts[: i + 1]))
-        found = getattr(found, part) if hasattr(found, part) else importlib.import_module(module)
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            found = importlib.import_module(module)
+        except RuntimeError:  # a property that wants a GPU, whose parts cannot be seen without one
+            return getattr(type(found), part)
     return found
 
 

@@ -9,7 +9,7 @@ import torch
 from specdec_kernels import Packing, dequantise, interleave, linear, linears, quantise, rows_of_blocks
 from specdec_kernels.ops import handle
 
-PACKINGS = [packing for packing in Packing if packing != Packing.NONE]
+PACKINGS = [packing for packing in Packing if packing.is_of_blocks]
 SCALES = {Packing.Q4_1: (0, 2), Packing.Q4_K: (0, 2), Packing.Q6_K: (208,)}  # where a block has float16 numbers
 
 

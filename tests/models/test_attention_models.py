@@ -167,6 +167,7 @@ def test_choices(monkeypatch):
     assert choose(copy.deepcopy(model).bfloat16()) == "model"
     monkeypatch.setattr(type(model), "device", torch.device("cuda"))
     monkeypatch.setattr(attention_choice, "has_triton", lambda: True)
+    monkeypatch.setattr(attention_choice, "has_fused_attention", lambda device_type: False)
     with pytest.raises(ValueError, match="heads have 8 numbers"):
         choose(model, "flex")
     assert choose(model) == "model"
