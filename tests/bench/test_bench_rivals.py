@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import bench_loading
+import bench_widths
 import figures_real
 import numpy as np
 import pytest
@@ -184,6 +185,20 @@ def test_loading_reports(source, tmp_path, no_llama):
     rows = json.loads((tmp_path / "out.json").read_text())["rows"]
     assert [(row["weights"], row["program"]) for row in rows] == [("float32", "specdec"), ("GGUF, 4 bits", "specdec")]
     assert all(row["loaded"] <= row["peak_while_loading"] <= row["peak"] for row in rows)
+
+
+def test_widths_report(tmp_path, no_llama):
+    write_gguf(file := tmp_path / "target.gguf", "llama", ROOM | {"block_count": 2})
+    done = run_main(
+        bench_widths, file, "--kinds", "float32,8 bits", "--quick", "--threads", 1, "--json", tmp_path / "out.json"
+    )
+    assert done.exit_code == 0, done.output
+    rows = json.loads((tmp_path / "out.json").read_text())["rows"]
+    assert [(row["weights"], row["tokens"]) for row in rows] == [
+        ("float32", 1), ("float32", 3), ("8 bits", 1), ("8 bits", 3),
+    ]  # fmt: skip
+    assert all(row["step"]["median"] > 0 and (row["tokens"] > 1 or row["of_one"]["median"] == 1) for row in rows)
+    assert rows[2]["bytes"] < 0.3 * rows[0]["bytes"]
 
 
 def test_figures_of_contention_and_of_memory(tmp_path):
