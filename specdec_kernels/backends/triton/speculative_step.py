@@ -82,7 +82,7 @@ def first_step(call: FirstCall, rule: int, masked_drafts: int, log_probs: bool) 
     step = Step(target, draft, cutoff, lse, limits, num_drafts)
     dtypes = (torch.int32, torch.int32, torch.int64, *[torch.float32] * 6)
     raw_lse = call.allocate(torch.float32, num_rows) if log_probs else None
-    examined = Examined(*[call.allocate(dtype, num_rows) for dtype in dtypes], raw_lse_ptr=raw_lse)
+    examined = Examined._make([*(call.allocate(dtype, num_rows) for dtype in dtypes), raw_lse])
     raced = races_of(call, num_rows, num_blocks) if rule == COUPLED_RULE.value else None
     masses = None
     if rule == BLOCK_RULE.value:
