@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import weakref
 from collections import Counter
 
@@ -55,8 +56,13 @@ def test_which_are_recognised(case):
     before = {name: type(m) for name, m in model.named_modules()}
     fast = on_a_cpu(model)
     count = model.config.get_text_config(decoder=True).num_hidden_layers
-    # OLMo's hybrids have layers of both kinds.
-    assert len(layers_of(fast)) == (0 if case in OTHERS else 2 if case == "olmo_hybrid" else count)
+    # OLMo's hybrids have layers of both kinds, and so has LFM 2 in transformers 5.17, whose convolutions look for an
+    # argument that the layer has no name for.
+    looks = any(
+        "seq_idx" in inspect.getsource(type(m).forward) for m in model.modules() if "DecoderLayer" in type(m).__name__
+    )
+    known = 0 if case in OTHERS else 2 if case == "olmo_hybrid" else 1 if case.startswith("lfm2") and looks else count
+    assert len(layers_of(fast)) == known
     assert {name: type(m) for name, m in model.named_modules()} == before
     assert [name for name, _ in fast.named_modules()] == [*before]
     assert [*fast.state_dict()] == [*model.state_dict()]
