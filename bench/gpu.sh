@@ -101,11 +101,11 @@ tests() { # NAME SECONDS WHICH: those of the everyday tests that have this in th
   step "$1" "$2" "$python" -m pytest -v --tb=short -p tests.support.failures_at_once -p no:cacheprovider \
     --continue-on-collection-errors "${parallel[@]}" -k "$3" --durations 15 --junitxml="$folder/$1.xml" "${paths[@]}"
 }
-decode() { # NAME SECONDS BATCHES TOKENS ARGUMENTS...: what has begun when its time is up may take 60 s more
-  local modes=(--modes graphs+deferred,graphs,compiled+graphs+deferred)
+decode() { # NAME SECONDS BATCHES TOKENS MODES ARGUMENTS...: what has begun when its time is up may take 60 s more
+  local modes=(--modes "$5")
   [[ $device == cuda ]] || modes=() # these are of GPUs
   bench "$1" "$2" bench_loop --device "$device" --pair "$pair" -B "$3" --contexts 512 --new-tokens "$4" --rounds 3 \
-    "${modes[@]}" --limit $(($2 - 60)) "${@:5}"
+    "${modes[@]}" --limit $(($2 - 60)) "${@:6}"
 }
 
 # In a copy without pyproject.toml, whose setuptools and torch may not be there. ninja builds only what has changed.
@@ -150,9 +150,10 @@ part_B() { # how fast is it
   bench step 120 bench_kernels step --device "$device" -V 128256 -K 5 --dtypes bfloat16 --seconds 1 --compile-seconds 60
 }
 part_C() { # decoding
-  decode decode-1 180 1 336 # 1,008 tokens of each method
-  decode decode-8-bits 100 1 112 --draft-bits 8 --no-assisted --modes graphs+deferred
-  decode decode-32 160 8,32 64
+  local modes=graphs+deferred,graphs,compiled+graphs+deferred
+  decode decode-1 180 1 336 "$modes" # 1,008 tokens of each method
+  decode decode-8-bits 100 1 112 graphs+deferred --draft-bits 8 --no-assisted
+  decode decode-32 160 8,32 64 "$modes"
 }
 
 known=$(dry=1 only=() && "part_$part")
