@@ -41,6 +41,8 @@ def find_statistics(
     all_rows = rows if draft is NO_ROWS else 2 * rows - 1
     inside = raced is not None and not filtered
     size = 1 if table or inside else blocks_of_a_program(num_blocks * batch * all_rows)
+    if target.raw_max_ptr is not None or target.ptr.element_size() > 2:  # which take twice as many registers
+        size = min(size, 2)
     grid, folded = grid_of(-(-num_blocks // size), batch, all_rows)
     call.launch(
         measure_kernel, grid, target, draft, limits, rows, first_row, raced if inside else None, N=size, FOLDED=folded,
