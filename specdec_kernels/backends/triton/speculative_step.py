@@ -91,7 +91,7 @@ def first_step(call: FirstCall, rule: int, masked_drafts: int, log_probs: bool) 
     results = tuple(outputs) if log_probs else (*outputs[:4], None, None)
     table, reduced = sampling.ids_ptr is not None, ids is not None
     sizes = {"RULE": rule, "BLOCKS": blocks, "ROWS": rows_at_once(rows, blocks)}
-    sizes["VISITS"] = visits_at_once(blocks, table, reduced)
+    sizes["VISITS"] = visits_at_once(blocks, table, reduced or allowed is not None)
     find_statistics(call, target, draft if weigh_draft else NO_ROWS, limits, batch, rows, raced=raced)
     if masses is not None:
         parts = min(PARTS, -(-num_blocks // sizes["VISITS"]))

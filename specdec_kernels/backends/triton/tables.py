@@ -94,10 +94,10 @@ def parts_at_once(kernel: str, table: bool) -> int:
     return (8 if table else 16) if kernel == "select_kernel" else (16 if table else 32)
 
 
-def visits_at_once(blocks: int, table: bool, reduced: bool) -> int:
+def visits_at_once(blocks: int, table: bool, looks_up: bool) -> int:
     """How many blocks of a residual a program weighs at once, if a row has so many: fewer where every token of them is
-    searched in a ``TokenTable`` or a reduced vocabulary."""
-    return 1 if table else min(blocks, 2 if reduced else 8 if blocks <= 128 else 16)
+    searched in a ``TokenTable``, or looked up in a reduced vocabulary or a mask."""
+    return 1 if table else min(blocks, 2 if looks_up else 8 if blocks <= 128 else 16)
 
 
 def rows_at_once(rows: int, blocks: int) -> int:
