@@ -80,7 +80,8 @@ def test_compiles_ahead_of_time(target, variants, tmp_path):
         pytest.skip("compiled; registers are unknown, as this build of Triton has no cuobjdump that runs")
     # Triton 3.6's assembler spills some, to fit one more program on a multiprocessor. With a table, ``select_flat``
     # searches for every token of its tile.
-    most = 32 if triton.__version__.startswith("3.6") and target != "gfx942" else 0
+    # Of later ones a mask beside two statistics leaves two registers too few.
+    most = 0 if target == "gfx942" else 32 if triton.__version__.startswith("3.6") else 8
     assert all(int(spilled) <= (128 if name == "select_flat_kernel" else most) for name, spilled in found), done.stdout
 
 
