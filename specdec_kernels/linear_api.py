@@ -143,4 +143,4 @@ def _cuda_runs_on(device_type: str) -> bool:
     return unavailable(Backend.CUDA, device_type) is None
 
 
-vars(_cuda_runs_on)["_dynamo_marked_constant"] = True  # as backends._suffix
+vars(_cuda_runs_on)["_dynamo_marked_constant"] = True  # as backends._name

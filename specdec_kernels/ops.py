@@ -153,9 +153,13 @@ def _tensors(given: object) -> Iterator[torch.Tensor]:
             yield from _tensors(part)
 
 
-def _fake(name: str, fake: Callable) -> None:
-    """Registers what stands in for an operation where no numbers are. One tensor on meta is enough to have
-    it called, so it refuses those beside others, whose results would have no numbers either."""
+_library = torch.library.Library(NAMESPACE, "DEF")
+
+
+def _define(schema: str, fake: Callable) -> None:
+    """Defines an operation, and what stands in for it where no numbers are. One tensor on meta is enough to have that
+    called, so it refuses those beside others, whose results would have no numbers either."""
+    name = schema.partition("(")[0]
 
     def on_one_device(*given: object) -> object:
         devices = sorted({str(tensor.device) for tensor in _tensors(given)})
@@ -163,63 +167,52 @@ def _fake(name: str, fake: Callable) -> None:
             raise RuntimeError(f"{name}: got tensors on {' and '.join(devices)}, allowed: one device")
         return fake(*given)
 
+    _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     torch.library.register_fake(f"{NAMESPACE}::{name}", on_one_device, lib=_library)
 
 
-_library = torch.library.Library(NAMESPACE, "DEF")
-
 for _stem, _schema in SCHEMAS.items():
     for _variant in VARIANTS:
-        _library.define(f"{_stem}{_variant}{_schema}", tags=(torch.Tag.pt2_compliant_tag,))
-        _fake(f"{_stem}{_variant}", _FAKES[_stem])
+        _define(f"{_stem}{_variant}{_schema}", _FAKES[_stem])
+
+
+def _outputs(x: torch.Tensor, count: int) -> torch.Tensor:
+    return x.new_empty((*x.shape[:-1], count))
+
 
 # x [B, q, inputs], weights [outputs, inputs] each -> [B, q, outputs] each: native code's, on a CPU and a GPU.
 # Or, with a Packing that is not NONE, uint8 [outputs, bytes of a row].
-_library.define(
+_define(
     "linear(Tensor x, Tensor[] weights, Tensor?[] biases, int[] packings) -> Tensor[]",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
-_fake(
-    "linear",
-    lambda x, weights, *rest: [x.new_empty((*x.shape[:-1], weight.shape[0])) for weight in weights],
+    lambda x, weights, *rest: [_outputs(x, weight.shape[0]) for weight in weights],
 )
 
 # x [B, q, inputs], norm_weight [inputs], weight [outputs, inputs] -> [B, q, outputs]. With a gate, 1 (SiLU) or 2 (GELU
 # by tanh) instead of 0, weight [2 outputs, inputs]. base [B, q, outputs].
 for _variant in ("", "_reference"):
-    _library.define(
+    _define(
         f"norm_linear{_variant}(Tensor x, Tensor norm_weight, float epsilon, float offset, bool round_first,"
         " Tensor weight, Tensor? bias, int gate) -> Tensor",
-        tags=(torch.Tag.pt2_compliant_tag,),
-    )
-    _fake(
-        f"norm_linear{_variant}",
-        lambda x, norm_weight, epsilon, offset, round_first, weight, bias, gate: x.new_empty(
-            (*x.shape[:-1], weight.shape[0] // (2 if gate else 1))
+        lambda x, norm_weight, epsilon, offset, round_first, weight, bias, gate: _outputs(
+            x, weight.shape[0] // (2 if gate else 1)
         ),
     )
-    _library.define(
+    _define(
         f"add_linear{_variant}(Tensor base, Tensor x, Tensor weight, Tensor? bias) -> Tensor",
-        tags=(torch.Tag.pt2_compliant_tag,),
+        lambda base, x, weight, bias: _outputs(x, weight.shape[0]),
     )
-    _fake(f"add_linear{_variant}", lambda base, x, weight, bias: x.new_empty((*x.shape[:-1], weight.shape[0])))
 
 # q [n, H, T, D], k [n, H_kv, S, D], v [n, H_kv, S, D_v], seen [n, T, 2 + P] -> [n, T, H, D_v].
 for _name in ("attend", "attend_reference"):
-    _library.define(
+    _define(
         f"{_name}(Tensor q, Tensor k, Tensor v, Tensor seen, float scale, float cap, Tensor? sinks) -> Tensor",
-        tags=(torch.Tag.pt2_compliant_tag,),
+        lambda q, k, v, *rest: q.new_empty((q.shape[0], q.shape[2], q.shape[1], v.shape[3])),
     )
-    _fake(_name, lambda q, k, v, *rest: q.new_empty((q.shape[0], q.shape[2], q.shape[1], v.shape[3])))
 # The same over keys and values [n, H_kv, S, ...] to which k [n, H_kv, T, D] and v [n, H_kv, T, D_v] are written first.
 for _name in ("store_and_attend_reference", "store_and_attend_triton"):
-    _library.define(
+    _define(
         f"{_name}(Tensor q, Tensor? k, Tensor? v, Tensor(a!) keys, Tensor(b!) values, Tensor? slots, Tensor seen,"
         " Tensor? cos, Tensor? sin, Tensor? sinks, Tensor(c!)? counter, float scale, float cap) -> Tensor",
-        tags=(torch.Tag.pt2_compliant_tag,),
-    )
-    _fake(
-        _name,
         lambda q, k, v, keys, values, *rest: q.new_empty((q.shape[0], q.shape[2], q.shape[1], values.shape[3])),
     )
 
@@ -229,64 +222,41 @@ def _as_first(x: torch.Tensor, *others: object) -> torch.Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
+def _angles(
+    positions: torch.Tensor, frequencies: torch.Tensor, scale: float, dtype: torch.dtype | None = None
+) -> tuple[torch.Tensor, ...]:
+    shape = (*positions.shape, 2 * frequencies.shape[0])
+    return tuple(frequencies.new_empty(shape, dtype=dtype) for _ in range(2))
+
+
 # Of float32 on a CPU by native code. x [..., size], weight [size].
-_library.define(
-    "rms_norm(Tensor x, Tensor? weight, float epsilon, float offset) -> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
-_fake("rms_norm", _as_first)
+_define("rms_norm(Tensor x, Tensor? weight, float epsilon, float offset) -> Tensor", _as_first)
 # x [n, H, T, D], cos and sin [n or 1, T, D].
-_library.define("rotate(Tensor x, Tensor cos, Tensor sin) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
-_fake("rotate", _as_first)
+_define("rotate(Tensor x, Tensor cos, Tensor sin) -> Tensor", _as_first)
 # positions [n, T] int64, frequencies [D / 2].
-_library.define(
-    "rope_angles(Tensor positions, Tensor frequencies, float scale) -> (Tensor, Tensor)",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
-_fake(
-    "rope_angles",
-    lambda positions, frequencies, scale: tuple(
-        frequencies.new_empty((*positions.shape, 2 * frequencies.shape[0])) for _ in range(2)
-    ),
-)
+_define("rope_angles(Tensor positions, Tensor frequencies, float scale) -> (Tensor, Tensor)", _angles)
 # gate and up [n, T, size].
-_library.define("gated(Tensor gate, Tensor up, bool gelu) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
-_fake("gated", _as_first)
+_define("gated(Tensor gate, Tensor up, bool gelu) -> Tensor", _as_first)
 # The same by Triton, also of bfloat16 and float16.
-for _schema in (
-    "rms_norm_triton(Tensor x, Tensor? weight, float epsilon, float offset, bool round_first) -> Tensor",
-    "rotate_triton(Tensor x, Tensor cos, Tensor sin) -> Tensor",
-    "gated_triton(Tensor gate, Tensor up, bool gelu) -> Tensor",
-):
-    _library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
-    _fake(_schema.partition("(")[0], _as_first)
-# positions [n, T] int64, frequencies [D / 2]; cos and sin of dtype.
-_library.define(
+_define("rms_norm_triton(Tensor x, Tensor? weight, float epsilon, float offset, bool round_first) -> Tensor", _as_first)
+_define("rotate_triton(Tensor x, Tensor cos, Tensor sin) -> Tensor", _as_first)
+_define(
     "rope_angles_triton(Tensor positions, Tensor frequencies, float scale, ScalarType dtype) -> (Tensor, Tensor)",
-    tags=(torch.Tag.pt2_compliant_tag,),
+    _angles,
 )
-_fake(
-    "rope_angles_triton",
-    lambda positions, frequencies, scale, dtype: tuple(
-        frequencies.new_empty((*positions.shape, 2 * frequencies.shape[0]), dtype=dtype) for _ in range(2)
-    ),
-)
+_define("gated_triton(Tensor gate, Tensor up, bool gelu) -> Tensor", _as_first)
 # x and delta [..., size], weights [size].
-_library.define(
+_define(
     "add_rms_norm_triton(Tensor x, Tensor delta, Tensor? weight, float epsilon, float offset, bool round_first,"
     " Tensor? delta_weight, float delta_epsilon) -> (Tensor, Tensor)",
-    tags=(torch.Tag.pt2_compliant_tag,),
+    lambda x, *others: (_as_first(x), _as_first(x)),
 )
-_fake("add_rms_norm_triton", lambda x, *others: (_as_first(x), _as_first(x)))
 # x and y float32 of one shape.
-_library.define("add(Tensor x, Tensor y) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
-_fake("add", _as_first)
+_define("add(Tensor x, Tensor y) -> Tensor", _as_first)
 # target [N, size], rows [n] int64, source [n, size] of any dtype.
-_library.define("write_rows(Tensor(a!) target, Tensor rows, Tensor source) -> ()", tags=(torch.Tag.pt2_compliant_tag,))
-_fake("write_rows", lambda *_: None)
+_define("write_rows(Tensor(a!) target, Tensor rows, Tensor source) -> ()", lambda *_: None)
 # x of any dtype and strides; a dense copy in this shape.
-_library.define("reshaped(Tensor x, SymInt[] shape) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
-_fake("reshaped", lambda x, shape: x.new_empty(shape))
+_define("reshaped(Tensor x, SymInt[] shape) -> Tensor", lambda x, shape: x.new_empty(shape))
 
 # Those of the call that a program keeps next (program_api.py).
 _library.define("keep_results(Tensor[] results) -> ()")
