@@ -231,6 +231,16 @@ def test_what_comes_seldom_is_not_recorded(monkeypatch):
         assert found == [*((n, 0) for n in range(1, runs + 2)), (runs + 1, 1), (runs + 2, 2), (runs + 2, 3)]
 
 
+def test_what_can_be_bound_to_no_cache_runs_each_time(monkeypatch):
+    def refuse(*_):
+        raise NotImplementedError("a view depends on the cache")
+
+    monkeypatch.setattr(programs.Programs, "bind", refuse)
+    replayed, called = both(tiny_model())
+    found = [steps(cached, cached.new_cache(1, 20), 5) for cached in (replayed, called)]
+    assert all(map(torch.equal, *found)) and replays(replayed) == 0
+
+
 def test_hooks_and_adapters_are_run():
     model, calls = copy.deepcopy(tiny_model()), []
     assert is_recordable(model)

@@ -19,6 +19,7 @@ from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from .calls import Call, Calls, Reads, memory_of
+from .copied_modules import is_hooked
 from .programs import Memory, Programs
 from .shards import has_shards
 
@@ -95,10 +96,14 @@ class RecordedForwards:
 
     def _record(self, key: Hashable, cache: Cache, forward: Forward, inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
         result, recording = record(forward, cache.tensors(), *inputs)
-        if recording is None:
+        try:
+            replay = None if recording is None else self._replay(recording, cache)
+        except NotImplementedError:
+            replay = None
+        if recording is None or replay is None:
             self._known[key] = None
             return result
-        self._bound[cache][key] = self._replay(recording, cache)
+        self._bound[cache][key] = replay
         # What is neither a weight nor the cache's may be of this cache, or of this text.
         if all(isinstance(x, nn.Parameter) or memory_of(x) in self._weights for x in recording.fixed):
             self._known[key] = recording
@@ -123,7 +128,7 @@ def is_recordable(model: nn.Module) -> bool:
     modules = list(model.modules())
     if has_shards(model) or any(type(module).__module__.startswith("peft.") for module in modules):
         return False
-    return not any(module._forward_hooks or module._forward_pre_hooks for module in modules)
+    return not any(map(is_hooked, modules))
 
 
 def record(
