@@ -10,6 +10,7 @@ layers, without anything between.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 import report
@@ -46,6 +47,14 @@ def model_of(shape: str, dtype: torch.dtype) -> LlamaForCausalLM:
     return compute_in_float32(model) if dtype == torch.bfloat16 else model  # type: ignore[return-value]
 
 
+def step_of(cached: CachedModel, tokens: int) -> Callable[[int], object]:
+    """Returns a forward of so many tokens of a sequence, as :class:`measure.Method` runs it."""
+    cache = cached.new_cache(1, 2 * STORED)
+    cached.prefill(cache, [[5] * STORED])
+    fed, places = torch.full((1, tokens), 7), STORED + torch.arange(tokens)[None]
+    return lambda _: cached(fed, cache, cached.layout(places, places, STORED + tokens))
+
+
 def main(
     shapes: Annotated[str, typer.Option(help="separated by commas")] = "1B,135M",
     dtypes: Annotated[str, typer.Option(help="of the weights")] = "bfloat16,float32",
@@ -68,15 +77,8 @@ def main(
             move_to_huge_pages([buffer := torch.rand(size // 4)])
             cached = CachedModel(model)
             with torch.inference_mode():
-                cache = cached.new_cache(1, 2 * STORED)
-                cached.prefill(cache, [[5] * STORED])
                 for count in (int(n) for n in tokens.split(",")):
-                    fed = torch.full((1, count), 7)
-                    places = STORED + torch.arange(count)[None]
                     x = {width: torch.randn(1, count, width) for width in {w.shape[1] for w in weights}}
-
-                    def step(i: int, fed=fed, places=places, cached=cached, cache=cache) -> torch.Tensor:
-                        return cached(fed, cache, cached.layout(places, places, 2 * STORED))
 
                     def products(i: int, x=x, weights=weights) -> list:
                         return [linears(x[w.shape[1]], [w], [None]) for w in weights]
@@ -84,7 +86,7 @@ def main(
                     def floor(i: int, buffer=buffer) -> torch.Tensor:
                         return buffer.sum()
 
-                    ways = {"step": step, "products": products, "floor": floor}
+                    ways = {"step": step_of(cached, count), "products": products, "floor": floor}
                     methods, _ = prepare([Method(name, run) for name, run in ways.items()], device, seconds)
                     samples = interleave(methods, device, seconds)
                     rows.append({
@@ -94,7 +96,7 @@ def main(
                         "gigabytes_per_second": size / summary(samples["floor"])["median"] / 1e9,
                     })  # fmt: skip
                     results.add(rows[-1])
-            del model, cached, cache, weights, buffer
+            del model, cached, weights, buffer
         results.show(shape, rows, ("weights", "tokens", "step", "step/floor", "step/products", "gigabytes_per_second"))
     results.finish()
 

@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import report
 import torch
 import typer
+from bench_cpu_step import STORED, step_of
 from measure import Method, interleave, prepare, ratios, summary
 from specdec.models.cached_model import CachedModel
 from specdec.models.huge_pages import move_to_huge_pages
@@ -25,15 +26,7 @@ from specdec.models.loading import load_model
 from torch import nn
 from weights import KINDS, rewritten
 
-STORED = 256  # tokens before the step
 LLAMA = "llama.cpp"
-
-
-def own_step(cached: CachedModel, width: int) -> Callable[[int], object]:
-    cache = cached.new_cache(1, 2 * STORED)
-    cached.prefill(cache, [[5] * STORED])
-    fed, places = torch.full((1, width), 7), STORED + torch.arange(width)[None]
-    return lambda _: cached(fed, cache, cached.layout(places, places, STORED + width))
 
 
 def llama_step(llama: Any, width: int) -> Callable[[int], object]:
@@ -74,7 +67,7 @@ def main(
             size = sum(weight.nbytes for weight in layers.values())
             move_to_huge_pages([buffer := torch.rand(size // 4)])
             ways: dict[str, Callable[[int], object]] = {"floor": lambda _, buffer=buffer: buffer.sum()}
-            ways |= {f"{width}": own_step(cached, width) for width in widths}
+            ways |= {f"{width}": step_of(cached, width) for width in widths}
             if importlib.util.find_spec("llama_cpp") is not None:
                 llama = load_llama(file, torch.get_num_threads())
                 ways |= {f"{LLAMA} {width}": llama_step(llama, width) for width in widths}

@@ -10,9 +10,8 @@ from torch import nn
 from specdec_kernels import Packing, pack_int8, unpack_int8
 
 from .linear import is_plain
-from .product import DTYPES, deferred_product, product
+from .product import DTYPES, ROWS_INT8, deferred_product, product
 
-ROWS = 8  # of which weights have whole multiples
 AT_ONCE = 512  # rows that are looked up
 INPUTS = Packing.INT8.block[0]
 
@@ -43,16 +42,16 @@ class LastInt8Linear(Int8Linear):
 
 def rows_of_int8(packed: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """Returns the numbers [..., inputs] of some rows [...] int64 of packed weights, as float32."""
-    tiles, found = packed.view(-1, ROWS, packed.shape[1]), list[torch.Tensor]()
+    tiles, found = packed.view(-1, ROWS_INT8, packed.shape[1]), list[torch.Tensor]()
     for some in rows.flatten().split(AT_ONCE):
-        whole = unpack_int8(tiles[some // ROWS].flatten(0, 1)).unflatten(0, (-1, ROWS))
-        found.append(whole[torch.arange(len(some), device=some.device), some % ROWS])
+        whole = unpack_int8(tiles[some // ROWS_INT8].flatten(0, 1)).unflatten(0, (-1, ROWS_INT8))
+        found.append(whole[torch.arange(len(some), device=some.device), some % ROWS_INT8])
     return torch.cat(found).view(*rows.shape, -1)
 
 
 def can_be_int8(module: nn.Module) -> TypeGuard[nn.Linear]:
     """Whether it is an ``nn.Linear`` and no more, on a CPU, of 16 bits and of whole tiles of the kernel."""
-    return is_plain(module, *DTYPES) and module.out_features % ROWS == 0 and module.in_features % INPUTS == 0
+    return is_plain(module, *DTYPES) and module.out_features % ROWS_INT8 == 0 and module.in_features % INPUTS == 0
 
 
 def to_int8(layers: list[nn.Linear], device: torch.device | str) -> int:

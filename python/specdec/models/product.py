@@ -23,6 +23,7 @@ MOST_ROWS = 16
 # have 240 instructions a kilobyte of weights, where an H100 can issue about 300 while it arrives; not measured yet.
 MOST_ROWS_INT8 = 64
 EXPANDED = 64 << 20  # bytes of weights that are expanded at a time
+ROWS_INT8 = 8  # of packed weights, which lie together
 DTYPES = (torch.bfloat16, torch.float16)
 UNIT = 32  # of whose multiple the kernel takes inputs
 DEVICE = "cuda"
@@ -118,7 +119,7 @@ def takes(weight: torch.Tensor) -> bool:
 
 
 def _expanded(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    outputs = max(EXPANDED // (8 * x.shape[-1] * x.itemsize), 1) * 8
+    outputs = max(EXPANDED // (ROWS_INT8 * x.shape[-1] * x.itemsize), 1) * ROWS_INT8
     biases = [None] * len(weight) if bias is None else bias.split(outputs)
     parts = zip(weight.split(outputs), biases, strict=False)
     return torch.cat([F.linear(x, unpack_int8(some, x.dtype), of) for some, of in parts], -1)
