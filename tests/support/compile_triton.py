@@ -240,7 +240,8 @@ def compile_variants(target: GPUTarget, few: bool) -> None:
     compile_elementwise(few)
     compile_attend(few)
     # As many blocks as fill a large GPU.
-    verify(random_step(32, 8, 128_256, dtype=torch.bfloat16, kind="one_hot"))
+    large = functools.partial(random_step, 32, 8, 128_256, kind="one_hot")
+    verify(large(dtype=torch.bfloat16))
     step = functools.partial(random_step, 2, 3, 128_256, dtype=torch.bfloat16)
     fork = functools.partial(
         random_tree_step, (-1, -1, 0, 1, 2, 2), 2, 128_256, rule="token", dtype=torch.bfloat16, drafter="cpu"
@@ -258,6 +259,8 @@ def compile_variants(target: GPUTarget, few: bool) -> None:
         tree(fork(), rules=("block",))
         verify(every_pointer)
         return
+    verify(large(dtype=torch.bfloat16, **filters))
+    verify(large(dtype=torch.float32, log_probs=True, **filters))
     full = verify(step(draft_dtype=torch.float16, stats=True))
     verify(every_pointer)
     for dtype in (torch.float32, torch.bfloat16, torch.float16):

@@ -40,13 +40,14 @@ def find_statistics(
     table, filtered = sampling.ids_ptr is not None, target.cutoff_ptr is not None
     all_rows = rows if draft is NO_ROWS else 2 * rows - 1
     inside = raced is not None and not filtered
-    size = 1 if table or inside else blocks_of_a_program(num_blocks * batch * all_rows)
-    if target.raw_max_ptr is not None or target.ptr.element_size() > 2:  # which take twice as many registers
-        size = min(size, 2)
+    many = table or inside or target.allowed_ptr is not None  # of what a token needs beside its logit
+    # Each of these takes registers of as many blocks again.
+    more = filtered + (target.raw_max_ptr is not None) + (target.ptr.element_size() > 2)
+    size = 1 if many else blocks_of_a_program(num_blocks * batch * all_rows, more)
     grid, folded = grid_of(-(-num_blocks // size), batch, all_rows)
     call.launch(
         measure_kernel, grid, target, draft, limits, rows, first_row, raced if inside else None, N=size, FOLDED=folded,
-        table=table or inside,
+        table=many,
     )  # fmt: skip
     if filtered:
         for kernel in (select_kernel, select_flat_kernel):

@@ -39,7 +39,7 @@ WARPS = {
     "ssd_step_kernel":        (4, 4, 4, 2),
     "store_kernel":           (4, 4, 4, 2),
 }
-# Where a table's registers, or those of a race, do not fit in as few.
+# Where a table's registers, or those of a race or a mask, do not fit in as few.
 WARPS_WITH_TABLE = {
     "measure_kernel":         (4, 4, 4, 2),
 }
@@ -83,10 +83,11 @@ def options(kernel: str, device: torch.device, table: bool) -> dict[str, int]:
     return chosen
 
 
-def blocks_of_a_program(blocks: int) -> int:
+def blocks_of_a_program(blocks: int, more: int) -> int:
     """How many blocks a program of ``measure_kernel`` has, if there are so many for all of them together. On an H200,
-    one is best for 756 blocks, 2 for 6,000 and 4 for 36,000."""
-    return 1 if blocks <= 2048 else 2 if blocks <= 12288 else 4
+    one is best for 756 blocks, 2 for 6,000 and 4 for 36,000. ``more``: how often the registers for so many again are
+    taken."""
+    return min(1 if blocks <= 2048 else 2 if blocks <= 12288 else 4, max(4 >> more, 1))
 
 
 def parts_at_once(kernel: str, table: bool) -> int:
