@@ -17,9 +17,9 @@ import report
 import torch
 import typer
 from measure import Method, compared, interleave, prepare, summary
-from specdec.models.cached_model import CachedModel
-from specdec.models.huge_pages import move_to_huge_pages
-from specdec.models.stored_weights import compute_in_float32
+from specdec.models.exchanged.huge_pages import move_to_huge_pages
+from specdec.models.exchanged.stored_weights import compute_in_float32
+from specdec.models.forward.cached_model import CachedModel
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdec_kernels import linears

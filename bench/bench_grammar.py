@@ -22,7 +22,7 @@ from json_schemas import Schema, schemas
 from specdec import GrammarSource, PromptLookupDrafter, SpeculativeDecoder, SuffixDrafter, chat_prompt
 from specdec.drafters.predicted import PredictedDrafter
 from specdec.drafters.protocol import Drafter
-from specdec.models.loading import load_tokenizer
+from specdec.models.load.loading import load_tokenizer
 from specdec.sampling.grammar import Grammar
 from specdec.sampling.grammar_masks import GrammarMasks
 from transformers import PreTrainedTokenizerBase

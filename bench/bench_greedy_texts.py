@@ -21,7 +21,7 @@ from specdec import AdaptiveDrafts, SuffixDrafter
 from specdec.evaluation.contenders import CompareSettings, Contender, SpecdecMethod, TransformersMethod
 from specdec.evaluation.near_ties import Difference, Judge
 from specdec.jobs.prompt_sets import prompt_set
-from specdec.models.loading import load_model, load_tokenizer
+from specdec.models.load.loading import load_model, load_tokenizer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from weights import stored
 

@@ -18,7 +18,7 @@ from race import Case, Contender
 from specdec import AdaptiveDrafts, PromptLookupDrafter, SpeculativeDecoder
 from specdec.drafters import BatchState, Drafter, Drafts, DraftSession, Step
 from specdec.drafters.model import ModelDrafter
-from specdec.models.loading import Pair
+from specdec.models.load.loading import Pair
 from specdec.models.supported import cached_model
 
 from specdec_kernels import Rule

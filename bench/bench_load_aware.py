@@ -16,7 +16,7 @@ import typer
 from measure import AGAIN, PLAIN
 from race import Case, Contender
 from specdec import AdaptiveDrafts, SpeculativeDecoder
-from specdec.models.loading import Pair
+from specdec.models.load.loading import Pair
 
 ADAPTIVE, CAPPED = "K adapts", "K adapts, requests with num_drafts=0"
 RULE = "coupled"  # that of a server: no text depends on K

@@ -21,9 +21,9 @@ from measure import Method, first_line, in_turns, interleave, profiled, ratios, 
 from specdec import Request, Scheduler, SpeculativeDecoder, Stats
 from specdec.evaluation.contenders import assistant_config
 from specdec.loop.sequence import Sequence as Ended
-from specdec.models.cached_model import CachedModel
-from specdec.models.few_bits import round_weights
-from specdec.models.kv_cache import visible_slots
+from specdec.models.cache.kv_cache import visible_slots
+from specdec.models.forward.cached_model import CachedModel
+from specdec.models.load.few_bits import round_weights
 from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 from tunable_pair import PAIRS, TunablePair, named_pair, read_bytes
 

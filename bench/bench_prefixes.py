@@ -21,7 +21,7 @@ from specdec import Request, Scheduler, SpeculativeDecoder, chat_prompt
 from specdec.drafters.suffix import SuffixDrafter
 from specdec.jobs.prompt_sets import evaluation_texts
 from specdec.loop.prefixes import PrefixReuse
-from specdec.models.loading import load_model, load_tokenizer
+from specdec.models.load.loading import load_model, load_tokenizer
 from transformers import PreTrainedTokenizerBase
 
 DRAFTS = 4

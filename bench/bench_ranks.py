@@ -17,7 +17,7 @@ import report
 import torch
 import typer
 from specdec import SpeculativeDecoder, load_model
-from specdec.models.load_sharded import join_ranks
+from specdec.models.load.load_sharded import join_ranks
 
 EMBEDDED = Path(str(resources.files("specdec"))) / "embedded" / "target"
 PROMPTS = [[*range(5, 37)], [*range(50, 58)]]

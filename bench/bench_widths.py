@@ -20,9 +20,9 @@ import torch
 import typer
 from bench_cpu_step import STORED, step_of
 from measure import Method, interleave, prepare, ratios, summary
-from specdec.models.cached_model import CachedModel
-from specdec.models.huge_pages import move_to_huge_pages
-from specdec.models.loading import load_model
+from specdec.models.exchanged.huge_pages import move_to_huge_pages
+from specdec.models.forward.cached_model import CachedModel
+from specdec.models.load.loading import load_model
 from torch import nn
 from weights import KINDS, rewritten
 

@@ -20,8 +20,8 @@ from typing import Annotated
 import report
 import torch
 import typer
-from specdec.models.linear import with_native_linear
-from specdec.models.loading import load_tokenizer
+from specdec.models.exchanged.linear import with_native_linear
+from specdec.models.load.loading import load_tokenizer
 from weights import KINDS, PACKED, rewritten, stored
 
 WINDOW = 512

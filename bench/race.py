@@ -19,7 +19,7 @@ import report
 import rich
 from measure import PLAIN, in_turns, ratios, summary
 from specdec import Request, Scheduler, SpeculativeDecoder, Stats, load_embedded_pair
-from specdec.models.loading import Pair
+from specdec.models.load.loading import Pair
 from specdec.result import FinishReason
 from transformers import PreTrainedTokenizerBase
 

@@ -36,7 +36,7 @@ from measure import ratios, summary
 from specdec import Engine, PromptLookupDrafter, Request, Scheduler, SpeculativeDecoder, SuffixDrafter
 from specdec.evaluation.contenders import LOOKUP_DEFAULT
 from specdec.jobs.prompt_sets import prompt_set
-from specdec.models.loading import load_model, load_tokenizer
+from specdec.models.load.loading import load_model, load_tokenizer
 from transformers import PreTrainedModel
 from weights import KINDS, PACKED, of_draft, rewritten, stored
 

@@ -19,7 +19,7 @@ import torch
 import typer
 from measure import first_line
 from specdec import Request, Scheduler, SpeculativeDecoder, load_embedded_pair
-from specdec.models.cached_model import CachedModel
+from specdec.models.forward.cached_model import CachedModel
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdec_kernels import SamplingParams, linear, speculative_step

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from report import refuse
-from specdec.models.loading import load_model
-from specdec.models.reduced_head import IDS, reduced_ids
-from specdec.models.stored_weights import compute_in_float32, pack_weights
+from specdec.models.exchanged.stored_weights import compute_in_float32, pack_weights
+from specdec.models.load.loading import load_model
+from specdec.models.load.reduced_head import IDS, reduced_ids
 from transformers import PreTrainedModel
 
 from specdec_kernels import Packing

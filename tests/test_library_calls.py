@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from specdec.models.attention import _kernel_options
+from specdec.models.forward.attention import _kernel_options
 from support import ROOT
 from torch.nn.attention.flex_attention import FlexKernelOptions
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import specdec
 from specdec.cli import app
-from specdec.models import loading
+from specdec.models.load import loading
 from typer.testing import CliRunner
 
 PAGES = sorted((Path(__file__).resolve().parents[1] / "docs" / "migration").glob("*.md"))

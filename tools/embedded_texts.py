@@ -17,7 +17,7 @@ from typing import Annotated
 import torch
 import typer
 from embedded_corpus import corpus
-from specdec.models.loading import load_model, load_tokenizer
+from specdec.models.load.loading import load_model, load_tokenizer
 from train_embedded_target import PACKAGE
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 

@@ -18,7 +18,7 @@ from typing import Annotated
 import torch
 import typer
 from embedded_texts import GRAM
-from specdec.models.loading import load_model, load_tokenizer
+from specdec.models.load.loading import load_model, load_tokenizer
 from train_embedded_target import PACKAGE, bits_per_byte, encoded
 from transformers import PreTrainedModel
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from .hf.speculate import Speculator, speculate
     from .loop.draft_length import AdaptiveDrafts
     from .loop.sequence import Output, Request, Sequence
-    from .models.kv_cache import StaticKVCache
-    from .models.loading import load_embedded_pair, load_model, load_pair
+    from .models.cache.kv_cache import StaticKVCache
+    from .models.load.loading import load_embedded_pair, load_model, load_pair
     from .result import FinishReason, GenerationResult, Producer, TokenLogProb
     from .sampling.grammar import Grammar, GrammarCompiler
     from .sampling.grammar_source import GrammarSource
@@ -68,7 +68,7 @@ __all__ = [
 _HOMES = {
     "chat_template": ("chat_prompt",),
     "loop.draft_length": ("AdaptiveDrafts",),
-    "models.kv_cache": ("StaticKVCache",),
+    "models.cache.kv_cache": ("StaticKVCache",),
     "hf.speculate": ("Speculator", "speculate"),
     "decoder": ("SpeculativeDecoder",),
     "drafters.early_exit": ("EarlyExitDrafter",),
@@ -77,7 +77,7 @@ _HOMES = {
     "drafters.suffix": ("SuffixDrafter", "SuffixMemories", "SuffixMemory"),
     "drafters.universal": ("UniversalDrafter",),
     "serving.engine": ("Engine", "EngineStopped"),
-    "models.loading": ("load_embedded_pair", "load_model", "load_pair"),
+    "models.load.loading": ("load_embedded_pair", "load_model", "load_pair"),
     "sampling.grammar": ("Grammar", "GrammarCompiler"),
     "sampling.grammar_source": ("GrammarSource",),
     "sampling.params": ("SamplingParams",),

@@ -20,8 +20,8 @@ import rivals
 import torch
 import weights
 from specdec import load_model
-from specdec.models.reduced_head import reduce_head
-from specdec.models.stored_weights import stores_bfloat16
+from specdec.models.exchanged.stored_weights import stores_bfloat16
+from specdec.models.load.reduced_head import reduce_head
 from support.benches import run_main
 from support.gguf_files import TEMPLATE, tiny, write_gguf
 from test_tables import result, summary

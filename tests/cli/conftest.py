@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from specdec.models import loading
+from specdec.models.load import loading
 
 
 @pytest.fixture(autouse=True)

@@ -32,13 +32,13 @@ def chat(*lines: str, options=SHORT):
 def template(pair, monkeypatch):
     """The embedded tokenizer with a chat template."""
     monkeypatch.setattr(pair[2], "chat_template", TEMPLATE)
-    monkeypatch.setattr("specdec.models.loading.load_embedded_pair", lambda *_, **__: pair)
+    monkeypatch.setattr("specdec.models.load.loading.load_embedded_pair", lambda *_, **__: pair)
     return pair
 
 
 @pytest.fixture
 def quick(pair, monkeypatch):
-    monkeypatch.setattr("specdec.models.loading.load_embedded_pair", lambda *_, **__: pair)
+    monkeypatch.setattr("specdec.models.load.loading.load_embedded_pair", lambda *_, **__: pair)
 
 
 @pytest.mark.usefixtures("quick")

@@ -22,7 +22,7 @@ TOLD = "prompts are messages for the target's chat template; --no-chat continues
 def template(pair, monkeypatch) -> None:
     """The embedded tokenizer has one."""
     monkeypatch.setattr(pair[2], "chat_template", TEMPLATE)
-    monkeypatch.setattr("specdec.models.loading.load_tokenizer", lambda *_: pair[2])
+    monkeypatch.setattr("specdec.models.load.loading.load_tokenizer", lambda *_: pair[2])
 
 
 def given(*, at: ModelOptions | None = None, prompts: list[str] | None = None, **options: object) -> list:

@@ -108,7 +108,7 @@ def test_no_new_tokens():
 
 
 def test_dtype_reaches_the_models(monkeypatch):
-    from specdec.models import loading
+    from specdec.models.load import loading
 
     monkeypatch.undo()  # load the pair
     seen, load = [], loading.load_model

@@ -83,7 +83,7 @@ def test_a_pipe_is_a_file(tmp_path):
 
 def test_standard_input(tmp_path, pair, monkeypatch):
     """JSON lines as a batch, or one prompt as it stands."""
-    monkeypatch.setattr("specdec.models.loading.load_embedded_pair", lambda *_, **__: pair)
+    monkeypatch.setattr("specdec.models.load.loading.load_embedded_pair", lambda *_, **__: pair)
 
     def given(content: bytes, *options: object):
         args = ["generate", "--json", *options, *OPTIONS, "--device", "cpu"]
@@ -107,7 +107,7 @@ def test_standard_input(tmp_path, pair, monkeypatch):
 
 
 def test_a_prompt_file(tmp_path, pair, monkeypatch):
-    monkeypatch.setattr("specdec.models.loading.load_embedded_pair", lambda *_, **__: pair)
+    monkeypatch.setattr("specdec.models.load.loading.load_embedded_pair", lambda *_, **__: pair)
     file = tmp_path / "p.txt"
     file.write_text("def f():\n")
     assert run("generate", "--prompt-file", file, *OPTIONS).stdout == run("generate", "def f():\n", *OPTIONS).stdout
@@ -126,8 +126,8 @@ def test_chat_messages(tmp_path, pair, monkeypatch):
     template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<a>"
     with monkeypatch.context() as context:
         context.setattr(pair[2], "chat_template", template)
-        context.setattr("specdec.models.loading.load_tokenizer", lambda *_: pair[2])
-        context.setattr("specdec.models.loading.load_embedded_pair", lambda *_, **__: pair)
+        context.setattr("specdec.models.load.loading.load_tokenizer", lambda *_: pair[2])
+        context.setattr("specdec.models.load.loading.load_embedded_pair", lambda *_, **__: pair)
         _, row = rows("--batch-file", file, *OPTIONS)
         assert (row["id"], row["prompt"]) == ("chat", 1)
         assert row["token_ids"] == rows("--no-chat", "<user>x = <a>", *OPTIONS, "--seed", 6)[0]["token_ids"]

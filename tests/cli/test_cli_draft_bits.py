@@ -6,7 +6,7 @@ import json
 
 import pytest
 from specdec.cli.models import ModelOptions, load
-from specdec.models.packed_weights import is_packed
+from specdec.models.exchanged.packed_weights import is_packed
 from support.commands import refused, run
 from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -84,7 +84,7 @@ def test_what_is_told_of_trees():
 
 
 def test_chat(pair, monkeypatch, made):
-    monkeypatch.setattr("specdec.models.loading.load_embedded_pair", lambda *_, **__: pair)
+    monkeypatch.setattr("specdec.models.load.loading.load_embedded_pair", lambda *_, **__: pair)
     lines = ("/drafter lookup", "/tree 8", TEXT.replace("\n", " "), "/stats", "/tree 0", "/drafter none", "/k 3", "x",
              "/tree off", "x", "/stats")  # fmt: skip
     result = CliRunner().invoke(app, ["chat", *map(str, SHORT), "--device", "cpu"], input="\n".join(lines))

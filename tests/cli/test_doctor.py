@@ -10,7 +10,7 @@ import re
 import torch
 import transformers
 from specdec.cli import app
-from specdec.models.merged import with_merged
+from specdec.models.exchanged.merged import with_merged
 from specdec.models.native_report import native_report
 from support.commands import invoke, refused, run, save
 from support.models import tiny_model
@@ -58,8 +58,8 @@ def test_doctor_counts_a_models_native_parts(tmp_path):
 def test_doctor_says_what_is_one_product_on_a_gpu(monkeypatch):
     """Forced on a CPU."""
     merged = functools.partial(with_merged, device="cpu")
-    monkeypatch.setattr("specdec.models.cached_model.with_merged", merged)
-    monkeypatch.setattr("specdec.models.cached_model.with_native_linear", lambda model: model)
+    monkeypatch.setattr("specdec.models.forward.cached_model.with_merged", merged)
+    monkeypatch.setattr("specdec.models.forward.cached_model.with_native_linear", lambda model: model)
     assert (
         native_report(copy.deepcopy(tiny_model("llama")))["layers computed together"] == "2 of 3 layers, 2 of 2 layers"
     )
@@ -74,7 +74,7 @@ def test_doctor_names_what_the_cpu_has(monkeypatch):
         (("AVX2", "AVX-512"), "units AVX2, AVX-512 bfloat16 a step's products take 2.5 times as long as in float32"),
         ((), "units unknown "),
     ):
-        monkeypatch.setattr("specdec.models.slow_dtype.slowdown", lambda dtype: 2.5)
+        monkeypatch.setattr("specdec.models.exchanged.slow_dtype.slowdown", lambda dtype: 2.5)
         monkeypatch.setattr("specdec.evaluation.machine.cpu_units", lambda _, units=units: units)
         assert said in " ".join(run("doctor").stdout.split())
         assert json.loads(run("doctor", "--json").stdout)["units"] == [*units]

@@ -80,7 +80,7 @@ def test_a_streamed_escape_sequence(screen):
 
 def test_prompts_with_control_characters(monkeypatch, pair):
     """The command shows them on a terminal, and leaves them alone elsewhere and in JSON."""
-    monkeypatch.setattr("specdec.models.loading.load_embedded_pair", lambda *_, **__: pair)
+    monkeypatch.setattr("specdec.models.load.loading.load_embedded_pair", lambda *_, **__: pair)
     prompt, options = PROMPT + "\x1b[31m\u202e", ("--max-new-tokens", 2)
     text = rows(prompt, *options)[0]["text"]
     assert run("generate", prompt, *options).stdout == prompt + text + "\n"

@@ -12,8 +12,8 @@ from specdec import AdaptiveDrafts, EarlyExitDrafter
 from specdec.drafters import Drafter, Drafts, DraftSession
 from specdec.drafters.early_exit import check_keys_are_shared, first_layers
 from specdec.evaluation.verify.chi_square import chi_square
-from specdec.models.cached_model import CachedModel
-from specdec.models.kv_cache import StaticKVCache
+from specdec.models.cache.kv_cache import StaticKVCache
+from specdec.models.forward.cached_model import CachedModel
 from specdec.models.supported import cached_model
 from support.allocations import unrecorded
 from support.models import POSITIONS, TYPES, VOCABULARY, WINDOW, generate, prompts, tiny_model, tunable_pair

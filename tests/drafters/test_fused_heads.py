@@ -14,8 +14,9 @@ import torch
 from specdec import SpeculativeDecoder, load_embedded_head
 from specdec.drafters.heads.fused import with_fused_attention
 from specdec.drafters.heads.interface import HeadInput
-from specdec.models import deferred, kv_layer
-from specdec.models.tree import Tree
+from specdec.models.cache import kv_layer
+from specdec.models.cache.tree import Tree
+from specdec.models.exchanged import deferred
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="all tests of heads have it there")
 IN = "specdec.drafters.heads.drafter.with_fused_attention"

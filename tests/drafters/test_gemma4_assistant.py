@@ -10,7 +10,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 from specdec import AdaptiveDrafts, Request, Scheduler, SpeculativeDecoder, load_head
-from specdec.models.kv_cache import cache_argument
+from specdec.models.cache.kv_cache import cache_argument
 from support.compare_heads import compare
 from support.heads import write
 from support.models import COMMON, POSITIONS, WINDOW, prompts, tiny_model

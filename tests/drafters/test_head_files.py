@@ -11,7 +11,7 @@ from specdec import load_head
 from specdec.drafters.heads.checkpoint import Checkpoint, canonical
 from specdec.drafters.heads.formats import detect
 from specdec.drafters.heads.layer_ids import resolve
-from specdec.models.features import BEFORE_NORM
+from specdec.models.cache.features import BEFORE_NORM
 from support import ROOT
 from support.heads import HIDDEN, SIZES, V, exact_eagle, exact_eagle3, exact_medusa, predictable_target, write
 

@@ -12,10 +12,10 @@ import torch
 from specdec import SpeculativeDecoder, load_embedded_head
 from specdec.drafters.heads import blocks
 from specdec.drafters.heads.blocks import by_group, by_head, rotated
-from specdec.models.beside import all_beside
-from specdec.models.merged import is_merged_as_before, with_merged
-from specdec.models.native_parts import NativeGated
-from specdec.models.norms import NativeRMSNorm
+from specdec.models.exchanged.beside import all_beside
+from specdec.models.exchanged.merged import is_merged_as_before, with_merged
+from specdec.models.exchanged.native_parts import NativeGated
+from specdec.models.exchanged.norms import NativeRMSNorm
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 PROMPTS = ["import os", "def area(r):\n    return"]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from specdec import SpeculativeDecoder, load_head
 from specdec.drafters.product_tree import ProductTrees
 from specdec.drafters.tree_paths import BestPaths, StaticPaths, likely_paths, read_paths
-from specdec.models.features import FeatureStore
+from specdec.models.cache.features import FeatureStore
 from specdec.stats import Timer
 from support.heads import (
     HIDDEN,

@@ -15,7 +15,7 @@ from specdec.drafters.model import model_drafter
 from specdec.drafters.tree_shape import best_shape
 from specdec.evaluation.verify.chi_square import chi_square
 from specdec.loop.graphs import StepGraphs
-from specdec.models.cached_model import CachedModel
+from specdec.models.forward.cached_model import CachedModel
 from specdec.models.supported import cached_model
 from support import plain_heads
 from support.growing import Watched, likely_paths, paths_of

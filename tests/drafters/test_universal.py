@@ -13,7 +13,7 @@ from specdec import AdaptiveDrafts, UniversalDrafter
 from specdec.drafters import Drafter, Drafts, DraftSession, universal
 from specdec.drafters.translation import TokenText, Translation
 from specdec.drafters.universal import UniversalDraftSession, common_length
-from specdec.models.cached_model import CachedModel
+from specdec.models.forward.cached_model import CachedModel
 from support.models import generate, tiny_model
 from tokenizers import Tokenizer, decoders, pre_tokenizers, processors, trainers
 from tokenizers import models as tokenizer_models

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from specdec import SpeculativeDecoder, speculate
-from specdec.models.kv_cache import cache_argument
+from specdec.models.cache.kv_cache import cache_argument
 from support.generates import both, ragged
 from support.models import tiny_model, tunable_pair
 from transformers import (

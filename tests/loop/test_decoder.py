@@ -10,7 +10,7 @@ import pytest
 import torch
 from specdec import Output, Producer, SpeculativeDecoder, Stats
 from specdec.drafters import BatchState, Drafter, Drafts, DraftSession, Step
-from specdec.models.kv_cache import StaticKVCache
+from specdec.models.cache.kv_cache import StaticKVCache
 from support.models import TYPES, VOCABULARY, generate, prompts, tiny_model, tunable_pair
 from support.texts import assert_same_greedy
 

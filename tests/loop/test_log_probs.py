@@ -12,8 +12,8 @@ from specdec import FinishReason, Output, Request, Scheduler, SpeculativeDecoder
 from specdec.loop import log_probs, sequence, step
 from specdec.loop.graphs import StepGraphs
 from specdec.loop.log_probs import MAX_TOP, read_scores, score
-from specdec.models import cached_model
-from specdec.models.prefill import PrefillChunk
+from specdec.models.forward import cached_model
+from specdec.models.forward.prefill import PrefillChunk
 from support.crowds import scheduler
 from support.models import VOCABULARY, generate, prompts, tiny_model, tunable_pair
 from support.recorded import record

@@ -12,7 +12,7 @@ from specdec.drafters.protocol import Drafts
 from specdec.loop.report import PendingReport, RowReport, StepResult, StepTimer
 from specdec.loop.rows import upload
 from specdec.loop.step import AcceptRule
-from specdec.models.cached_model import CachedModel
+from specdec.models.forward.cached_model import CachedModel
 from specdec.sampling.token_table import HostTable
 from support.models import tiny_model
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from specdec import PromptLookupDrafter, SpeculativeDecoder, load_model
-from specdec.models.loading import load_tokenizer
+from specdec.models.load.loading import load_tokenizer
 
 pytestmark = pytest.mark.real
 PROMPTS = [

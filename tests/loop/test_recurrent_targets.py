@@ -20,7 +20,7 @@ from specdec import (
 )
 from specdec.drafters import Drafter, Drafts, DraftSession
 from specdec.drafters.model import ModelDraftSession
-from specdec.models.kv_cache import cache_argument
+from specdec.models.cache.kv_cache import cache_argument
 from specdec.models.supported import cached_model
 from support.feeding import full_logits
 from support.model_types import CASES, HYBRID, model_of

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 import torch
 from specdec import AdaptiveDrafts, Request, Scheduler, SpeculativeDecoder
-from specdec.models.cached_model import CachedModel
+from specdec.models.forward.cached_model import CachedModel
 from support.models import prompts, tunable_pair
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves

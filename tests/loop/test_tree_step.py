@@ -10,7 +10,7 @@ from specdec import FinishReason, Producer, PromptLookupDrafter, Request, Schedu
 from specdec.drafters import BatchState, Drafter, Drafts, DraftSession, Step
 from specdec.drafters.branching import Branches, as_trees
 from specdec.drafters.prompt_lookup import NgramIndex
-from specdec.models.cached_model import CachedModel
+from specdec.models.forward.cached_model import CachedModel
 from support.dropped import drops_drafter
 from support.model_types import model_of
 from support.models import POSITIONS, prompts, tiny_model

@@ -12,7 +12,7 @@ from specdec.drafters import Drafts
 from specdec.evaluation.contenders import CompareSettings
 from specdec.evaluation.verify.verify_settings import VerifySettings
 from specdec.loop.typical import Typical
-from specdec.models.tree import Tree
+from specdec.models.cache.tree import Tree
 from support.models import generate, prompts
 from support.table_trees import BUSHY, TableTrees, bigrams, forgetful
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from specdec import EarlyExitDrafter, PromptLookupDrafter, SpeculativeDecoder
 from specdec.models import cache_plan
-from specdec.models.cached_model import CachedModel
+from specdec.models.forward.cached_model import CachedModel
 from support.allocations import allocated
 from support.dropped import drops_drafter
 from support.model_types import model_of
@@ -63,7 +63,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_allocated(caches, monke
     needed = both.plan_caches(2, 13).bytes
     for free, fits in ((needed, True), (needed - 1, False), (None, True)):
         monkeypatch.setattr(
-            "specdec.models.cached_model.free_memory", lambda device, free=free: asked.append(device) or free
+            "specdec.models.forward.cached_model.free_memory", lambda device, free=free: asked.append(device) or free
         )
         caches.clear()
         if fits:
@@ -86,7 +86,7 @@ def test_rows_that_are_rounded_up_count_as_they_are_allocated(caches, monkeypatc
     both.target = CachedModel(tiny_model("llama"), "target", "flex")
     for length, capacity in ((40, 256), (256, 512)):
         for free in (768 * capacity, 768 * capacity - 1):
-            monkeypatch.setattr("specdec.models.cached_model.free_memory", lambda device, free=free: free)
+            monkeypatch.setattr("specdec.models.forward.cached_model.free_memory", lambda device, free=free: free)
             caches.clear()
             if free % 768 == 0:
                 both.generate([[1] * length], max_new_tokens=0)
@@ -97,7 +97,7 @@ def test_rows_that_are_rounded_up_count_as_they_are_allocated(caches, monkeypatc
 
 
 def test_small_caches_do_not_ask(monkeypatch):
-    monkeypatch.setattr("specdec.models.cached_model.free_memory", lambda device: pytest.fail("asked"))
+    monkeypatch.setattr("specdec.models.forward.cached_model.free_memory", lambda device: pytest.fail("asked"))
     generate(tiny_model("llama"), None, [[1]], max_new_tokens=5)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from specdec.models import attention
-from specdec.models.attention import BLOCK, Queries, attend, block_mask, dense_mask
-from specdec.models.tree import Tree
+from specdec.models.cache.tree import Tree
+from specdec.models.forward import attention
+from specdec.models.forward.attention import BLOCK, Queries, attend, block_mask, dense_mask
 from support.attending import CASES, HUGE, by_blocks, oracle, random_case, read_slots
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import flex_attention as torch_flex

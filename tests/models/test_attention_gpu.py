@@ -11,9 +11,9 @@ import sys
 
 import pytest
 import torch
-from specdec.models.attention import BLOCK, Queries, attend, block_mask
-from specdec.models.cached_model import CachedModel
-from specdec.models.tree import Tree
+from specdec.models.cache.tree import Tree
+from specdec.models.forward.attention import BLOCK, Queries, attend, block_mask
+from specdec.models.forward.cached_model import CachedModel
 from support import ROOT
 from support.attending import WIDER, Case, oracle, random_case
 from support.models import DECODER, prompts

@@ -8,12 +8,12 @@ import sys
 import pytest
 import torch
 from specdec import EarlyExitDrafter, SpeculativeDecoder
-from specdec.models import attention, attention_choice
-from specdec.models.attention import with_attention
-from specdec.models.attention_choice import choose
-from specdec.models.cached_model import CachedModel
+from specdec.models.cache.tree import Tree
+from specdec.models.forward import attention, attention_choice
+from specdec.models.forward.attention import with_attention
+from specdec.models.forward.attention_choice import choose
+from specdec.models.forward.cached_model import CachedModel
 from specdec.models.supported import cached_model
-from specdec.models.tree import Tree
 from support.attending import by_blocks
 from support.feeding import feed
 from support.model_types import CASES, HYBRID, model_of
@@ -266,7 +266,7 @@ def test_texts_are_the_same(draft, calls, monkeypatch):
 
     expected = text()
     assert not calls
-    monkeypatch.setattr("specdec.models.cached_model.choose", lambda model, requested: choose(model, "flex"))
+    monkeypatch.setattr("specdec.models.forward.cached_model.choose", lambda model, requested: choose(model, "flex"))
     if draft == "early exit":
         drafter = EarlyExitDrafter(target, 2)
     assert text() == expected and {q.shape[2] for q in calls} >= {1, 2 if draft == "model" else 1, 4}
@@ -274,7 +274,7 @@ def test_texts_are_the_same(draft, calls, monkeypatch):
 
 def test_a_new_type_is_checked_with_the_attention_that_it_gets(monkeypatch, calls):
     model = tiny_model()
-    monkeypatch.setattr("specdec.models.cached_model.choose", lambda model, requested: choose(model, "flex"))
+    monkeypatch.setattr("specdec.models.forward.cached_model.choose", lambda model, requested: choose(model, "flex"))
     monkeypatch.setattr("specdec.models.supported.KNOWN_MODEL_TYPES", frozenset())
     cached_model(model, "target")
     assert len(calls) == 10  # two layers in five steps

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from specdec.models.branches import branches_of
+from specdec.models.exchanged.branches import branches_of
 from support.native_layers import noted_sums, on_a_cpu
 from torch import nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from specdec import SpeculativeDecoder, StaticKVCache, speculate
-from specdec.models.kv_cache import cache_argument
+from specdec.models.cache.kv_cache import cache_argument
 from specdec.models.supported import cached_model
 from support.feeding import feed, full_logits
 from support.model_types import model_of

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from specdec import load_model
 from specdec.fields import MOST, Number
-from specdec.models.gguf_fields import OF_FILE, OF_MODEL
-from specdec.models.loading import load_tokenizer, read_config
+from specdec.models.load.gguf.fields import OF_FILE, OF_MODEL
+from specdec.models.load.loading import load_tokenizer, read_config
 from support.mutated import DAILY, VALUES, changed, entries, outcome
 
 EMBEDDED = Path(str(resources.files("specdec") / "embedded"))

@@ -13,10 +13,10 @@ from functools import partialmethod
 import pytest
 import torch
 from specdec import EarlyExitDrafter, SpeculativeDecoder, load_embedded_pair
-from specdec.models import compiled as compiled_module
-from specdec.models.cached_model import CachedModel
-from specdec.models.compiled import CompiledForward
-from specdec.models.kv_cache import visible_slots
+from specdec.models.cache.kv_cache import visible_slots
+from specdec.models.forward import compiled as compiled_module
+from specdec.models.forward.cached_model import CachedModel
+from specdec.models.forward.compiled import CompiledForward
 from support.models import DECODER, POSITIONS, prompts, tiny_model
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 from specdec import load_model
-from specdec.models import convert_gguf as module
-from specdec.models.convert_gguf import convert_gguf
-from specdec.models.loading import load_tokenizer, read_config
+from specdec.models.load.gguf import convert as module
+from specdec.models.load.gguf.convert import convert_gguf
+from specdec.models.load.loading import load_tokenizer, read_config
 from support.gguf_files import MODELS, TOKENS, TURN, write_gguf
 from transformers import AutoModelForCausalLM
 

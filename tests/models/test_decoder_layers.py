@@ -12,12 +12,12 @@ from collections import Counter
 import pytest
 import torch
 from specdec import EarlyExitDrafter, SpeculativeDecoder
-from specdec.models.cached_model import CachedModel
-from specdec.models.decoder_layers import with_native_layers
-from specdec.models.deferred import computed, source_of
-from specdec.models.features import BEFORE_NORM, tapped
-from specdec.models.native_parts import with_native_parts
-from specdec.models.norms import Sum
+from specdec.models.cache.features import BEFORE_NORM, tapped
+from specdec.models.exchanged.decoder_layers import with_native_layers
+from specdec.models.exchanged.deferred import computed, source_of
+from specdec.models.exchanged.native_parts import with_native_parts
+from specdec.models.exchanged.norms import Sum
+from specdec.models.forward.cached_model import CachedModel
 from support.captured import on_gpu
 from support.feeding import feed
 from support.model_types import CASES, model_of
@@ -42,7 +42,7 @@ TRIED = [
 def exchanged(monkeypatch):
     """Every cached model that is made later has such layers, on a CPU, too."""
     own = functools.partial(with_native_layers, device="cpu")
-    monkeypatch.setattr("specdec.models.cached_model.with_native_layers", own)
+    monkeypatch.setattr("specdec.models.forward.cached_model.with_native_layers", own)
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_they_compute_the_same(case, exchanged, calls, monkeypatch):
         return [feed(cached, cache, [text[part] for text in texts]) for part in parts]
 
     found, fused = logits(), len(calls)
-    monkeypatch.setattr("specdec.models.cached_model.with_native_layers", lambda model: model)
+    monkeypatch.setattr("specdec.models.forward.cached_model.with_native_layers", lambda model: model)
     assert all(map(torch.equal, found, logits()))
     assert len(calls) == fused and (fused == 0) == (case in OTHERS)
 

@@ -8,8 +8,8 @@ import json
 import pytest
 import torch
 from specdec import SpeculativeDecoder, load_embedded_pair, load_pair
-from specdec.models import loading
-from specdec.models.packed_weights import PackedLinear, is_packed
+from specdec.models.exchanged.packed_weights import PackedLinear, is_packed
+from specdec.models.load import loading
 from support.gguf_files import write_gguf
 from support.model_types import model_of
 

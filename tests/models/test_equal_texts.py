@@ -11,8 +11,8 @@ import pytest
 import specdec
 import torch
 from specdec import AdaptiveDrafts, SpeculativeDecoder, load_embedded_pair
-from specdec.models import linear, product
-from specdec.models.attention_choice import choose
+from specdec.models.exchanged import linear, product
+from specdec.models.forward.attention_choice import choose
 from support.captured import on_gpu
 from support.models import prompts, tiny_model
 
@@ -81,7 +81,7 @@ def rounded(x, weight, bias=None, *others):
 @pytest.fixture
 def as_on_a_gpu(monkeypatch):
     """Attention, and products of 16 bits."""
-    monkeypatch.setattr("specdec.models.cached_model.choose", lambda model, requested: choose(model, "fused"))
+    monkeypatch.setattr("specdec.models.forward.cached_model.choose", lambda model, requested: choose(model, "fused"))
     monkeypatch.setattr(product, "linear", rounded)
     monkeypatch.setattr(product, "has_kernel", lambda: True)
     monkeypatch.setattr(product, "UNIT", 16)

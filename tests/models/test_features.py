@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from specdec.models.cached_model import CachedModel
-from specdec.models.features import FeatureStore, tapped
-from specdec.models.kv_cache import visible_slots
+from specdec.models.cache.features import FeatureStore, tapped
+from specdec.models.cache.kv_cache import visible_slots
+from specdec.models.forward.cached_model import CachedModel
 from support.models import TYPES, prompts, tiny_model
 
 

@@ -9,14 +9,15 @@ from contextlib import nullcontext
 import pytest
 import torch
 from specdec import SpeculativeDecoder
-from specdec.models import attention, deferred
-from specdec.models.attention import seen_slots
-from specdec.models.attention_choice import choose
+from specdec.models.cache.kv_cache import StaticKVCache
+from specdec.models.cache.tree import Tree
 from specdec.models.cache_plan import UNCHECKED
-from specdec.models.cached_model import CachedModel
-from specdec.models.deferred import Deferred, computed, deferred_rotation
-from specdec.models.kv_cache import StaticKVCache
-from specdec.models.tree import Tree
+from specdec.models.exchanged import deferred
+from specdec.models.exchanged.deferred import Deferred, computed, deferred_rotation
+from specdec.models.forward import attention
+from specdec.models.forward.attention import seen_slots
+from specdec.models.forward.attention_choice import choose
+from specdec.models.forward.cached_model import CachedModel
 from support.attending import by_blocks, oracle, random_case
 from support.feeding import feed
 from support.model_types import CASES, model_of
@@ -202,7 +203,7 @@ def test_what_it_takes_beside_caches_is_planned(monkeypatch):
     most = bytes_beside_caches(3, MOST_ATTENDING, keys.heads, group, 1000, keys.size, torch.float32)
     assert fused.bytes_beside_caches(3, 1000, 20) == most > fused.bytes_beside_caches(3, 1000, 1) > 0
     assert own.bytes_beside_caches(3, 1000, 5) == 0
-    monkeypatch.setattr("specdec.models.cached_model.choose", lambda model, requested: choose(model, "fused"))
+    monkeypatch.setattr("specdec.models.forward.cached_model.choose", lambda model, requested: choose(model, "fused"))
     decoder = SpeculativeDecoder(tiny_model(), num_drafts=4)
     slots, rows = decoder.plan_caches(1, 60).capacity, 5000
     caches = decoder.plan_caches(rows, 60).bytes
@@ -225,7 +226,7 @@ def test_texts_are_the_same(length, calls, monkeypatch):
 
     expected = text(2)
     assert not calls
-    monkeypatch.setattr("specdec.models.cached_model.choose", lambda model, requested: choose(model, "fused"))
+    monkeypatch.setattr("specdec.models.forward.cached_model.choose", lambda model, requested: choose(model, "fused"))
     assert text(2) == expected and {tokens for tokens, *_ in calls} >= {1, 2, 3}
     assert text(0) == expected
 

@@ -8,9 +8,9 @@ import copy
 import pytest
 import torch
 from specdec import SpeculativeDecoder
-from specdec.models.cached_model import CachedModel
-from specdec.models.native_parts import NativeAngles
-from specdec.models.tree import Tree
+from specdec.models.cache.tree import Tree
+from specdec.models.exchanged.native_parts import NativeAngles
+from specdec.models.forward.cached_model import CachedModel
 from support.captured import on_gpu
 from support.models import DECODER, prompts
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
@@ -133,5 +133,5 @@ def test_greedy_texts_are_those_of_flex_attention(num_drafts, monkeypatch):
         return decoder.generate(prompts(3, 5, 60), max_new_tokens=24, eos_token_id=[]).tokens
 
     fused = text()
-    monkeypatch.setattr("specdec.models.cached_model.choose", lambda model, requested: "flex")
+    monkeypatch.setattr("specdec.models.forward.cached_model.choose", lambda model, requested: "flex")
     assert text() == fused

@@ -6,7 +6,7 @@ import struct
 
 import numpy as np
 import pytest
-from specdec.models.gguf_file import read_gguf
+from specdec.models.load.gguf.file import read_gguf
 from support.gguf_files import gguf, write_gguf
 
 VALUES = {

@@ -8,10 +8,10 @@ import warnings
 import pytest
 import torch
 from specdec import PromptLookupDrafter, SpeculativeDecoder, load_model, load_pair
-from specdec.models import gguf_model
-from specdec.models.convert_gguf import convert_gguf
-from specdec.models.loading import load_tokenizer, read_config
-from specdec.models.packed_weights import PackedLinear, is_packed, num_parameters
+from specdec.models.exchanged.packed_weights import PackedLinear, is_packed, num_parameters
+from specdec.models.load.gguf import model as model_module
+from specdec.models.load.gguf.convert import convert_gguf
+from specdec.models.load.loading import load_tokenizer, read_config
 from specdec.models.supported import cached_model
 from support.gguf_files import MODELS, OF_SPM, TOKENS, TURN, write_gguf
 from support.models import prompts
@@ -102,7 +102,7 @@ def test_a_type_that_gguf_cannot_expand(tmp_path, monkeypatch):
 
 def test_without_native_code_all_of_it_is_float32(tmp_path, monkeypatch):
     written = write_gguf(tmp_path / "model.gguf", stored="Q8_0")
-    monkeypatch.setattr(gguf_model, "has_native", lambda: False)
+    monkeypatch.setattr(model_module, "has_native", lambda: False)
     with pytest.warns(RuntimeWarning, match="Q8_0 .* expanded to float32, which takes .*, without native code"):
         model = load_model(tmp_path / "model.gguf")
     assert {p.dtype for p in model.parameters()} == {torch.float32}

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 from specdec import load_model
-from specdec.models.convert_gguf import convert_gguf
-from specdec.models.gguf_rope import LLAMA3, LONG, SHORT
-from specdec.models.loading import read_config
+from specdec.models.load.gguf.convert import convert_gguf
+from specdec.models.load.gguf.rope import LLAMA3, LONG, SHORT
+from specdec.models.load.loading import read_config
 from support.gguf_files import write_gguf
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS

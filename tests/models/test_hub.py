@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 from huggingface_hub import constants
-from specdec.models import model_folder
-from specdec.models.loading import load_model, load_tokenizer, read_config
-from specdec.models.model_folder import hub_or_cache, is_hub_name
+from specdec.models.load import model_folder
+from specdec.models.load.loading import load_model, load_tokenizer, read_config
+from specdec.models.load.model_folder import hub_or_cache, is_hub_name
 from support.models import tiny_model
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from specdec.models import huge_pages
-from specdec.models.cached_model import CachedModel
-from specdec.models.huge_pages import has_huge_pages, move_to_huge_pages
+from specdec.models.exchanged import huge_pages
+from specdec.models.exchanged.huge_pages import has_huge_pages, move_to_huge_pages
+from specdec.models.forward.cached_model import CachedModel
 from support.models import prompts, tiny_model
 from torch import nn
 

@@ -9,17 +9,17 @@ import simt.kernels
 import torch
 from specdec import SpeculativeDecoder, load_model
 from specdec.drafters.heads.vocabulary import target_head
-from specdec.models import few_bits
-from specdec.models import linear as layers
-from specdec.models import product as module
-from specdec.models.cached_model import CachedModel
-from specdec.models.few_bits import round_weights
-from specdec.models.int8_linear import Int8Linear, can_be_int8, to_int8
-from specdec.models.linear import with_native_linear
-from specdec.models.merged import MergedInt8Linear, is_merged_as_before, with_merged
+from specdec.models.exchanged import linear as layers
+from specdec.models.exchanged import product as module
+from specdec.models.exchanged.int8_linear import Int8Linear, can_be_int8, to_int8
+from specdec.models.exchanged.linear import with_native_linear
+from specdec.models.exchanged.merged import MergedInt8Linear, is_merged_as_before, with_merged
+from specdec.models.exchanged.packed_weights import is_packed, num_parameters, rows_of, weight_of, width_of
+from specdec.models.exchanged.product import MOST_ROWS, MOST_ROWS_INT8, product
+from specdec.models.forward.cached_model import CachedModel
+from specdec.models.load import few_bits
+from specdec.models.load.few_bits import round_weights
 from specdec.models.native_report import native_report
-from specdec.models.packed_weights import is_packed, num_parameters, rows_of, weight_of, width_of
-from specdec.models.product import MOST_ROWS, MOST_ROWS_INT8, product
 from support.captured import on_gpu
 from support.feeding import feed
 from support.native_layers import as_on_a_gpu

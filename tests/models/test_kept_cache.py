@@ -8,10 +8,10 @@ import threading
 import pytest
 import torch
 from specdec import PromptLookupDrafter, Scheduler, SpeculativeDecoder
-from specdec.models import kept_cache
-from specdec.models.cached_model import CachedModel
-from specdec.models.kv_cache import StaticKVCache
-from specdec.models.programs import Programs
+from specdec.models.cache import kept_cache
+from specdec.models.cache.kv_cache import StaticKVCache
+from specdec.models.forward.cached_model import CachedModel
+from specdec.models.forward.programs import Programs
 from support.model_types import model_of
 from support.models import prompts, tiny_model, tunable_pair
 

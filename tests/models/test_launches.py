@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from specdec.models import deferred
-from specdec.models.cached_model import CachedModel
-from specdec.models.calls import memory_of, tensors
+from specdec.models.exchanged import deferred
+from specdec.models.forward.cached_model import CachedModel
+from specdec.models.forward.calls import memory_of, tensors
 from support.models import prompts, tiny_model
 from support.native_layers import as_on_a_gpu
 from torch.utils._python_dispatch import TorchDispatchMode

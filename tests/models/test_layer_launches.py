@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 import torch
-from specdec.models import norms as module
-from specdec.models.native_parts import with_native_parts
-from specdec.models.norms import NativeRMSNorm
+from specdec.models.exchanged import norms as module
+from specdec.models.exchanged.native_parts import with_native_parts
+from specdec.models.exchanged.norms import NativeRMSNorm
 from support.model_types import model_of
 from support.models import prompts
 from support.native_layers import on_a_cpu, unhooked

@@ -7,8 +7,8 @@ import copy
 import pytest
 import torch
 from specdec import SpeculativeDecoder
-from specdec.models import linear as module
-from specdec.models.linear import NativeLinear, with_native_linear
+from specdec.models.exchanged import linear as module
+from specdec.models.exchanged.linear import NativeLinear, with_native_linear
 from support.model_types import model_of
 from support.models import tunable_pair
 from torch import nn

@@ -7,9 +7,9 @@ from itertools import pairwise
 
 import pytest
 import torch
-from specdec.models.cached_model import CachedModel
-from specdec.models.free_memory import free_memory, size_text
-from specdec.models.prefill import PrefillChunk, is_out_of_memory
+from specdec.models.forward.cached_model import CachedModel
+from specdec.models.forward.prefill import PrefillChunk
+from specdec.models.machine.free_memory import free_memory, is_out_of_memory, size_text
 from support.allocations import LittleMemory, allocated, masked
 from support.model_types import CASES, model_of
 from support.models import DECODER, prompts, tiny_model

@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from specdec import SpeculativeDecoder
-from specdec.models import merged as module
-from specdec.models.beside import all_beside
-from specdec.models.cached_model import CachedModel
-from specdec.models.merged import MergedLinear, is_merged_as_before, with_merged
+from specdec.models.exchanged import merged as module
+from specdec.models.exchanged.beside import all_beside
+from specdec.models.exchanged.merged import MergedLinear, is_merged_as_before, with_merged
+from specdec.models.forward.cached_model import CachedModel
 from support.captured import on_gpu
 from support.feeding import assert_rows, feed
 from support.model_types import CASES, model_of
@@ -40,8 +40,8 @@ def model():
 @pytest.fixture
 def as_on_a_gpu(monkeypatch):
     """Models on a CPU get what a GPU's get."""
-    monkeypatch.setattr("specdec.models.cached_model.with_native_linear", lambda model: model)
-    monkeypatch.setattr("specdec.models.cached_model.with_merged", merged)
+    monkeypatch.setattr("specdec.models.forward.cached_model.with_native_linear", lambda model: model)
+    monkeypatch.setattr("specdec.models.forward.cached_model.with_merged", merged)
 
 
 @pytest.fixture

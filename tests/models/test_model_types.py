@@ -9,7 +9,7 @@ import pytest
 import torch
 from specdec import SpeculativeDecoder
 from specdec.models import supported
-from specdec.models.recurrent_layer import RecurrentLayer
+from specdec.models.cache.recurrent_layer import RecurrentLayer
 from specdec.models.supported import KNOWN_MODEL_TYPES, cached_model
 from support import ROOT
 from support.feeding import assert_rows, feed, full_logits
@@ -116,7 +116,7 @@ def test_texts_reach_the_last_position(case):
 
 def test_unknown_types_are_checked_with_a_short_window(monkeypatch):
     """A model that does not leave its window to the mask is found out by thirteen tokens."""
-    from specdec.models.cached_model import CachedModel
+    from specdec.models.forward.cached_model import CachedModel
 
     monkeypatch.setattr(supported, "KNOWN_MODEL_TYPES", frozenset())
     for case in ("mistral", "gemma3", "gpt_oss"):

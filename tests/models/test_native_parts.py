@@ -8,10 +8,10 @@ import copy
 import pytest
 import torch
 from specdec import SpeculativeDecoder
-from specdec.models.cached_model import CachedModel
-from specdec.models.linear import with_native_linear
-from specdec.models.native_parts import NativeAngles, NativeGated, with_native_parts
-from specdec.models.norms import NativeRMSNorm
+from specdec.models.exchanged.linear import with_native_linear
+from specdec.models.exchanged.native_parts import NativeAngles, NativeGated, with_native_parts
+from specdec.models.exchanged.norms import NativeRMSNorm
+from specdec.models.forward.cached_model import CachedModel
 from support.captured import on_gpu
 from support.feeding import feed
 from support.model_types import CASES, model_of
@@ -92,7 +92,7 @@ def test_they_compute_the_same(case, monkeypatch):
     model, text = model_of(case), prompts(1, 9, 9)
     with torch.inference_mode():
         got = feed(cached := CachedModel(model), cached.new_cache(1, 20), text)
-        monkeypatch.setattr("specdec.models.cached_model.with_native_parts", lambda model, **more: model)
+        monkeypatch.setattr("specdec.models.forward.cached_model.with_native_parts", lambda model, **more: model)
         torch.testing.assert_close(
             got, feed(cached := CachedModel(model), cached.new_cache(1, 20), text), atol=2e-5, rtol=1e-4
         )
@@ -148,7 +148,7 @@ def test_gradients_and_other_dtypes_are_the_modules():
 
 
 def test_without_native_code_nothing_changes(monkeypatch):
-    monkeypatch.setattr("specdec.models.native_parts.has_native", lambda: False)
+    monkeypatch.setattr("specdec.models.exchanged.native_parts.has_native", lambda: False)
     model = tiny_model()
     assert with_native_parts(model) is model
 

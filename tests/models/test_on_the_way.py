@@ -10,12 +10,20 @@ from collections import Counter
 import pytest
 import torch
 from specdec import SpeculativeDecoder
-from specdec.models import product as on_the_way
-from specdec.models.cached_model import CachedModel
-from specdec.models.deferred import Deferred, computed, source_of
-from specdec.models.linear import LastLinear
-from specdec.models.product import MOST_ROWS, Norm, Product, added_product, deferred_norm, deferred_product, product
-from specdec.models.tree import Tree
+from specdec.models.cache.tree import Tree
+from specdec.models.exchanged import product as on_the_way
+from specdec.models.exchanged.deferred import Deferred, computed, source_of
+from specdec.models.exchanged.linear import LastLinear
+from specdec.models.exchanged.product import (
+    MOST_ROWS,
+    Norm,
+    Product,
+    added_product,
+    deferred_norm,
+    deferred_product,
+    product,
+)
+from specdec.models.forward.cached_model import CachedModel
 from support.captured import on_gpu
 from support.feeding import feed
 from support.model_types import model_of

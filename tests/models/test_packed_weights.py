@@ -9,9 +9,8 @@ import pytest
 import torch
 from specdec import PromptLookupDrafter, SpeculativeDecoder, load_embedded_pair, load_model, load_pair
 from specdec.drafters.heads.vocabulary import has_scale, target_embedding, target_head
-from specdec.models import few_bits
-from specdec.models.linear import NativeLinear, with_native_linear
-from specdec.models.packed_weights import (
+from specdec.models.exchanged.linear import NativeLinear, with_native_linear
+from specdec.models.exchanged.packed_weights import (
     PackedEmbedding,
     PackedLinear,
     is_packed,
@@ -19,8 +18,9 @@ from specdec.models.packed_weights import (
     pack,
     rows_of,
 )
-from specdec.models.reduced_head import reduce_head
-from specdec.models.stored_weights import pack_weights
+from specdec.models.exchanged.stored_weights import pack_weights
+from specdec.models.load import few_bits
+from specdec.models.load.reduced_head import reduce_head
 from support.model_types import model_of
 from support.models import prompts
 from torch import nn

@@ -9,11 +9,11 @@ import pytest
 import simt.kernels
 import torch
 from specdec import SpeculativeDecoder
-from specdec.models import linear as layers
-from specdec.models import product as module
-from specdec.models.linear import NativeLinear, with_native_linear
+from specdec.models.exchanged import linear as layers
+from specdec.models.exchanged import product as module
+from specdec.models.exchanged.linear import NativeLinear, with_native_linear
+from specdec.models.exchanged.product import MOST_ROWS, product
 from specdec.models.native_report import native_report
-from specdec.models.product import MOST_ROWS, product
 from support.captured import on_gpu
 from support.model_types import model_of
 from support.models import tiny_model

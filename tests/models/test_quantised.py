@@ -9,7 +9,7 @@ import pytest
 import torch
 from specdec import SpeculativeDecoder, load_model
 from specdec.evaluation.near_ties import Judge
-from specdec.models.cached_model import CachedModel
+from specdec.models.forward.cached_model import CachedModel
 from support.models import generate, prompts, tiny_model, tunable_pair
 
 from specdec_kernels import SamplingParams

@@ -15,8 +15,8 @@ import time
 import pytest
 import torch
 from specdec import load_model
-from specdec.models.channel import Leader, RanksParted, _packed, _received
-from specdec.models.ranks import check_ranks
+from specdec.models.ranks.channel import Leader, RanksParted, _packed, _received
+from specdec.models.ranks.ranks import check_ranks
 from support import ROOT
 from support.model_types import model_of
 from support.models import tiny_model
@@ -159,9 +159,10 @@ def test_rank_0_alone_fails(ends):
 
 LEADS = """
 import sys
-from specdec.models import loading, supported
+from specdec.models.load import loading
+from specdec.models import supported
 print(*sys.modules)
-from specdec.models.load_sharded import join_ranks
+from specdec.models.load.load_sharded import join_ranks
 import time
 leader = join_ranks(2, "cpu")
 print("met", flush=True)
@@ -179,7 +180,7 @@ def processes():
         assert first.stdout.readline() == "met\n"
         # Nothing of it is imported before it is asked for.
         ours = {f"specdec.models.{name}" for name in ("channel", "follower", "load_sharded", "ranks", "sharded")}
-        assert "specdec.models.loading" in loaded and ours.isdisjoint(loaded)
+        assert "specdec.models.load.loading" in loaded and ours.isdisjoint(loaded)
         yield first, second
     finally:
         for process in (first, second):

@@ -10,10 +10,10 @@ import weakref
 
 import pytest
 import torch
-from specdec.models import cached_model, programs, recorded
-from specdec.models.cached_model import CachedModel
-from specdec.models.programs import Memory
-from specdec.models.recorded import RecordedForwards, is_recordable, record
+from specdec.models.forward import cached_model, programs, recorded
+from specdec.models.forward.cached_model import CachedModel
+from specdec.models.forward.programs import Memory
+from specdec.models.forward.recorded import RecordedForwards, is_recordable, record
 from support import recorded as recording
 from support.feeding import feed
 from support.model_types import CASES, model_of

@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 from specdec import EarlyExitDrafter, Request, Scheduler, SpeculativeDecoder, load_embedded_pair
-from specdec.models.channel import RanksParted
+from specdec.models.ranks.channel import RanksParted
 from specdec.models.supported import cached_model
 from support.ranks import group
 

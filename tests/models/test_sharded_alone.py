@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from specdec import SpeculativeDecoder, load_embedded_pair
-from specdec.models.channel import RanksParted
+from specdec.models.ranks.channel import RanksParted
 from support.ranks import group
 from support.sharded import check_divided
 

@@ -8,7 +8,7 @@ import warnings
 import pytest
 import torch
 from specdec import SpeculativeDecoder, speculate
-from specdec.models import slow_dtype
+from specdec.models.exchanged import slow_dtype
 from support.models import tiny_model
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from specdec import PromptLookupDrafter, SpeculativeDecoder, load_model, load_pair
-from specdec.models.cached_model import computing_dtype
-from specdec.models.cpu_units import cpu_units
-from specdec.models.linear import NativeLinear
-from specdec.models.stored_weights import compute_in_float32, stores_bfloat16
+from specdec.models.exchanged.linear import NativeLinear
+from specdec.models.exchanged.stored_weights import compute_in_float32, stores_bfloat16
+from specdec.models.forward.cached_model import computing_dtype
+from specdec.models.machine.cpu_units import cpu_units
 from specdec.models.supported import cached_model
 from support.commands import save
 from support.model_types import CASES, model_of
@@ -93,7 +93,7 @@ def test_weights_that_other_code_reads_are_float32():
 
 def test_experts_that_do_not_fit(monkeypatch):
     model = copy.deepcopy(model_of("mixtral")).bfloat16()
-    monkeypatch.setattr("specdec.models.stored_weights.free_memory", lambda _: 1000)
+    monkeypatch.setattr("specdec.models.exchanged.stored_weights.free_memory", lambda _: 1000)
     with pytest.warns(RuntimeWarning, match="would take .* linear layers, where 1000 bytes are free; .* bf"):
         assert compute_in_float32(model) is model
     assert model.dtype == torch.bfloat16 and {p.dtype for p in model.parameters()} == {torch.bfloat16}
@@ -134,5 +134,5 @@ def test_it_can_be_saved_again(folder, tmp_path):
 
 
 def test_without_native_code_all_of_it_is_float32(folder, monkeypatch):
-    monkeypatch.setattr("specdec.models.stored_weights.has_native", lambda: False)
+    monkeypatch.setattr("specdec.models.exchanged.stored_weights.has_native", lambda: False)
     assert {p.dtype for p in load_model(folder).parameters()} == {torch.float32}

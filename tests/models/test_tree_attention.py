@@ -6,14 +6,15 @@ from __future__ import annotations
 import pytest
 import torch
 from specdec import StaticKVCache
-from specdec.models import attention, supported
-from specdec.models.cached_model import CachedModel
-from specdec.models.compaction import Compaction
-from specdec.models.compiled import CompiledForward
-from specdec.models.kv_cache import visible_slots
-from specdec.models.recurrent_layer import RecurrentLayer
+from specdec.models import supported
+from specdec.models.cache.compaction import Compaction
+from specdec.models.cache.kv_cache import visible_slots
+from specdec.models.cache.recurrent_layer import RecurrentLayer
+from specdec.models.cache.tree import Tree
+from specdec.models.forward import attention
+from specdec.models.forward.cached_model import CachedModel
+from specdec.models.forward.compiled import CompiledForward
 from specdec.models.supported import cached_model, why_no_trees
-from specdec.models.tree import Tree
 from support.attending import by_blocks
 from support.feeding import feed, full_logits
 from support.model_types import CASES, model_of
@@ -227,7 +228,7 @@ def test_flex_attention_sees_the_same(case, monkeypatch):
     assert_paths(CachedModel(model, attention="flex"))
     assert set(calls) == {17}
     calls.clear()
-    monkeypatch.setattr("specdec.models.cached_model.MAX_QUERIES", 16)
+    monkeypatch.setattr("specdec.models.forward.cached_model.MAX_QUERIES", 16)
     assert_paths(CachedModel(model, attention="flex"), steps=(BROAD,))
     assert not calls
 

@@ -4,7 +4,7 @@ from .mutation import Mutation, mutations
 
 MUTATIONS: list[Mutation] = [
     *mutations(
-        "python/specdec/models/kv_cache.py",
+        "python/specdec/models/cache/kv_cache.py",
         "tests/models/test_tree_attention.py",
         {
             "features-of-nodes-stay-where-they-were": (
@@ -45,7 +45,7 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "python/specdec/models/kv_layer.py",
+        "python/specdec/models/cache/kv_layer.py",
         "tests/models/test_kv_cache.py::test_ragged_cache_equals_full_forwards",
         {
             "cache-writes-every-prompt-into-the-first-rows": (
@@ -58,7 +58,7 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "python/specdec/models/recurrent.py",
+        "python/specdec/models/forward/recurrent.py",
         "tests/models/test_model_types.py -k 'nemotron_h or jamba'",
         {
             "recurrent-steps-bound-their-time": (
@@ -74,19 +74,19 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "python/specdec/models/recurrent_layer.py",
+        "python/specdec/models/cache/recurrent_layer.py",
         "tests/loop/test_recurrent_targets.py -k 'costs'",
         {
             "recurrent-window-is-not-counted": ("part[0, 0].numel() * window", "part[0, 0].numel()"),
         },
     ),
     *mutations(
-        "python/specdec/models/attention_choice.py",
+        "python/specdec/models/forward/attention_choice.py",
         "tests/models/test_attention_models.py",
         {"attention-forgets-sinks": ('any(name.endswith("sinks")', 'any(name == "sinks"')},
     ),
     *mutations(
-        "python/specdec/models/deferred.py",
+        "python/specdec/models/exchanged/deferred.py",
         "tests/models/test_fused_attention.py::test_keys_that_change_after_their_rotation",
         {
             "deferred-keys-are-those-before-a-change": (
@@ -96,7 +96,7 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "python/specdec/models/cached_model.py",
+        "python/specdec/models/forward/cached_model.py",
         "tests/loop/test_recurrent_targets.py -k ran_out",
         {
             "prefill-takes-a-chunk-twice-into-a-state": ("if failed and cache.recurrent:", "if False:"),
@@ -109,7 +109,7 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "python/specdec/models/recorded.py",
+        "python/specdec/models/forward/recorded.py",
         "tests/models/test_recorded.py",
         {
             "recorded-reads-go-unnoticed": ("if reads.found or calls.depend:", "if calls.depend:"),
@@ -118,14 +118,14 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "python/specdec/models/calls.py",
+        "python/specdec/models/forward/calls.py",
         "tests/models/test_recorded.py",
         {
             "recorded-copies-stay": ("return self.operation.is_view and all(", "return self.operation.is_view or all("),
         },
     ),
     *mutations(
-        "python/specdec/models/tree.py",
+        "python/specdec/models/cache/tree.py",
         "tests/models/test_tree_attention.py",
         {
             "tree-misses-distant-ancestors": (
@@ -137,7 +137,7 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "python/specdec/models/attention.py",
+        "python/specdec/models/forward/attention.py",
         "tests/models/test_attention.py",
         {
             "attention-does-not-see-itself": (
@@ -153,7 +153,7 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "python/specdec/models/cached_model.py",
+        "python/specdec/models/forward/cached_model.py",
         "tests/models/test_kv_cache.py::test_ragged_cache_equals_full_forwards",
         {
             "model-pads-into-slot-0": ("torch.where(valid, places, cache.trash)", "torch.where(valid, places, 0)"),
@@ -169,7 +169,7 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "python/specdec/models/compaction.py",
+        "python/specdec/models/cache/compaction.py",
         "tests/models/test_tree_attention.py::test_one_launch_moves_all_layers",
         {
             "compaction-moves-the-root": ("(root + 1 + i) % capacity", "(root + i) % capacity"),
@@ -185,14 +185,14 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "python/specdec/models/linear.py",
+        "python/specdec/models/exchanged/linear.py",
         "tests/models/test_linear_layers.py",
         {
             "native-linear-changes-the-users-layer": ("fast = copy.copy(layer)", "fast = layer"),
         },
     ),
     *mutations(
-        "python/specdec/models/product.py",
+        "python/specdec/models/exchanged/product.py",
         "tests/models/test_products.py",
         {
             "products-have-no-gradient": ("has_kernel() and not torch.is_grad_enabled() and", "has_kernel() and"),
@@ -200,7 +200,7 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "python/specdec/models/stored_weights.py",
+        "python/specdec/models/exchanged/stored_weights.py",
         "tests/models/test_stored_weights.py",
         {
             "stored-weights-that-other-code-reads": (
@@ -211,22 +211,22 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "python/specdec/models/stored_weights.py",
+        "python/specdec/models/exchanged/stored_weights.py",
         "tests/models/test_packed_weights.py",
         {"packed-weights-that-others-share": ("if any(module not in found for module in modules):", "if False:")},
     ),
     *mutations(
-        "python/specdec/models/loading.py",
+        "python/specdec/models/load/loading.py",
         "tests/models/test_draft_bits.py",
         {"bits-of-the-target-are-the-drafts-anywhere": ("bits=bits if as_target else None", "bits=bits")},
     ),
     *mutations(
-        "python/specdec/models/product.py",
+        "python/specdec/models/exchanged/product.py",
         "tests/models/test_int8_linear.py -k slices",
         {"slices-of-8-bits-without-the-last": ("biases, strict=False)", "biases[:-1], strict=False)")},
     ),
     *mutations(
-        "python/specdec/models/packed_weights.py",
+        "python/specdec/models/exchanged/packed_weights.py",
         "tests/models/test_packed_weights.py",
         {
             "packed-embeddings-in-another-dtype": (", self.packing).to(self.computes.dtype)", ", self.packing)"),
@@ -238,7 +238,7 @@ MUTATIONS: list[Mutation] = [
         {"halves-are-rounded-to-even": ("(scaled.abs() + 0.5).floor()", "scaled.abs().round()")},
     ),
     *mutations(
-        "python/specdec/models/norms.py",
+        "python/specdec/models/exchanged/norms.py",
         "tests/models/test_native_parts.py",
         {
             "norms-are-what-looks-like-them": ("torch.allclose(found, own, rtol=1e-5, atol=1e-6)", "True"),
@@ -246,7 +246,7 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "python/specdec/models/sharded.py",
+        "python/specdec/models/ranks/sharded.py",
         "tests/models/test_sharded.py",
         {
             "followers-keep-nodes-where-they-are": (
@@ -260,7 +260,7 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "python/specdec/models/attention.py",
+        "python/specdec/models/forward/attention.py",
         "tests/models/test_tree_attention.py tests/models/test_attention_models.py",
         {
             "attention-of-a-tree-forgets-the-window": (
@@ -271,17 +271,17 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "python/specdec/models/kv_cache.py",
+        "python/specdec/models/cache/kv_cache.py",
         "tests/loop/test_recurrent_targets.py -k trees",
         {"accepted-nodes-stay-in-windows": ("window[row, new % places] = window[row, old % places]", "pass")},
     ),
     *mutations(
-        "python/specdec/models/copied_modules.py",
+        "python/specdec/models/exchanged/copied_modules.py",
         "tests/models/test_linear_layers.py",
         {"modules-that-are-shared-become-two": ("if id(module) not in done:", "if True:")},
     ),
     *mutations(
-        "python/specdec/models/features.py",
+        "python/specdec/models/cache/features.py",
         "tests/drafters/test_product_trees.py -k features",
         {
             "features-move-without-their-tokens": (
@@ -296,14 +296,14 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "python/specdec/models/deferred.py",
+        "python/specdec/models/exchanged/deferred.py",
         "tests/models/test_decoder_layers.py -k kept",
         {
             "deferred-tensors-stay-what-they-came-from": ("_result=result, _source=None,", "_result=result,"),
         },
     ),
     *mutations(
-        "python/specdec/models/prompt_parts.py",
+        "python/specdec/models/forward/prompt_parts.py",
         "tests/serving/test_prefix_reuse.py",
         {
             "parts-of-another-size-are-held": (

@@ -25,7 +25,7 @@ from specdec.loop import rows as loop_rows
 from specdec.loop.draft_length import PAUSE, AdaptiveK
 from specdec.loop.graphs import StepGraphs
 from specdec.loop.rows import PATIENCE, RowBuckets
-from specdec.models.cached_model import CachedModel
+from specdec.models.forward.cached_model import CachedModel
 from specdec.models.supported import cached_model
 from support.crowds import finish
 from support.models import prompts, tunable_pair

@@ -29,9 +29,9 @@ class LittleMemory:
 
 def masked(monkeypatch) -> None:
     """Lets all models compute attention themselves, over a mask of the slots."""
-    monkeypatch.setattr("specdec.models.cached_model.choose", lambda model, requested="auto": "model")
+    monkeypatch.setattr("specdec.models.forward.cached_model.choose", lambda model, requested="auto": "model")
 
 
 def unrecorded(monkeypatch) -> None:
     """Every forward runs its modules, for tests that look into forwards."""
-    monkeypatch.setattr("specdec.models.cached_model.is_recordable", lambda model: False)
+    monkeypatch.setattr("specdec.models.forward.cached_model.is_recordable", lambda model: False)

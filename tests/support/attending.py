@@ -7,8 +7,8 @@ import math
 from typing import NamedTuple
 
 import torch
-from specdec.models.attention import BLOCK, Queries
-from specdec.models.tree import Tree
+from specdec.models.cache.tree import Tree
+from specdec.models.forward.attention import BLOCK, Queries
 
 HUGE = 1e30  # for slots that no query of the sequence sees: only a weight of exactly 0 removes it
 

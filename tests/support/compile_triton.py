@@ -18,7 +18,7 @@ import time
 
 import torch
 import triton
-from specdec.models import compaction
+from specdec.models.cache import compaction
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel, make_backend
 

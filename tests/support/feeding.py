@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 from specdec import StaticKVCache
-from specdec.models.cached_model import CachedModel
-from specdec.models.kv_cache import visible_slots
+from specdec.models.cache.kv_cache import visible_slots
+from specdec.models.forward.cached_model import CachedModel
 
 
 def full_logits(model, sequence: list[int]) -> torch.Tensor:

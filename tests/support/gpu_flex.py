@@ -21,9 +21,9 @@ from unittest import mock
 
 import torch
 import triton
-from specdec.models import attention
-from specdec.models.attention import BLOCK, Queries, block_mask
-from specdec.models.tree import Tree
+from specdec.models.cache.tree import Tree
+from specdec.models.forward import attention
+from specdec.models.forward.attention import BLOCK, Queries, block_mask
 from torch._inductor import config as inductor
 from torch._inductor import graph
 from torch._inductor.compile_fx import compile_fx_inner

@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 import pytest
 import torch
-from specdec.models import linear, native_parts, norms, product
-from specdec.models.decoder_layers import NativeLayer, with_native_layers
-from specdec.models.merged import with_merged
-from specdec.models.native_parts import with_native_parts
+from specdec.models.exchanged import linear, native_parts, norms, product
+from specdec.models.exchanged.decoder_layers import NativeLayer, with_native_layers
+from specdec.models.exchanged.merged import with_merged
+from specdec.models.exchanged.native_parts import with_native_parts
 from torch import nn
 from torch.nn import functional as F
 
@@ -114,5 +114,5 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     monkeypatch.setattr(linear, "is_ours", lambda x: False)
     for own in (with_merged, with_native_layers):
         replaced = functools.partial(own, device="cpu")
-        monkeypatch.setattr(f"specdec.models.cached_model.{own.__name__}", replaced)
+        monkeypatch.setattr(f"specdec.models.forward.cached_model.{own.__name__}", replaced)
     return calls

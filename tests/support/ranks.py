@@ -14,7 +14,7 @@ import torch
 
 from . import ROOT
 
-FOLLOWS = "from specdec.models.load_sharded import join_ranks; join_ranks(int('{size}'), 'cpu')"
+FOLLOWS = "from specdec.models.load.load_sharded import join_ranks; join_ranks(int('{size}'), 'cpu')"
 
 
 def environment(rank: int, size: int, port: int) -> dict[str, str]:
@@ -40,8 +40,8 @@ def start(script: str, rank: int, size: int, port: int) -> subprocess.Popen:
 @contextmanager
 def group(size: int) -> Iterator[list[subprocess.Popen]]:
     """Makes this process rank 0 of a group, and yields the others."""
-    from specdec.models import ranks
-    from specdec.models.load_sharded import join_ranks
+    from specdec.models.load.load_sharded import join_ranks
+    from specdec.models.ranks import ranks
 
     port = free_port()
     followers = [start(FOLLOWS.format(size=size), rank, size, port) for rank in range(1, size)]

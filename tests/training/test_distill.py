@@ -16,7 +16,7 @@ from specdec.cli.models import EMBEDDED
 from specdec.cli.options import MachineOptions
 from specdec.cli.own_texts import OwnTexts, fast_dtype
 from specdec.line_file import WriteError
-from specdec.models.loading import load_model
+from specdec.models.load.loading import load_model
 from specdec.training.distill import distill, read_loss, read_text
 from specdec.training.model_card import Card
 from specdec.training.settings import DistillSettings, TrainSettings

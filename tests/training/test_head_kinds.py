@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from specdec import HeadDrafter, SpeculativeDecoder, load_head
 from specdec.drafters.heads.interface import known_rows
-from specdec.models.features import FeatureStore
-from specdec.models.kv_cache import visible_slots
+from specdec.models.cache.features import FeatureStore
+from specdec.models.cache.kv_cache import visible_slots
 from specdec.models.supported import cached_model
 from specdec.training.head_features import CachedFeatures, Features
 from specdec.training.head_settings import HeadSettings

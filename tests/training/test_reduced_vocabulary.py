@@ -7,8 +7,8 @@ import copy
 import pytest
 import torch
 from specdec import SpeculativeDecoder
-from specdec.models.loading import load_model
-from specdec.models.reduced_head import reduce_head, reduced_ids
+from specdec.models.load.loading import load_model
+from specdec.models.load.reduced_head import reduce_head, reduced_ids
 from specdec.training.held_out import worth, write
 from specdec.training.losses import NO_COLUMN, loss_of
 from specdec.training.reduced_vocabulary import columns_of, most_frequent, price

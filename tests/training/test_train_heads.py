@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from specdec import SpeculativeDecoder, load_embedded_pair, load_head
 from specdec.line_file import LineFile
-from specdec.models.features import BEFORE_NORM
+from specdec.models.cache.features import BEFORE_NORM
 from specdec.training.head_features import Features
 from specdec.training.head_settings import HeadSettings
 from specdec.training.model_card import Card

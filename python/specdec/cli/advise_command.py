@@ -148,7 +148,7 @@ def _named(
 ) -> tuple[Drafter | None, Compatibility | None]:
     """A draft model by folder, hub name or GGUF file, or a head by its folder."""
     from ..evaluation.advise.compatibility import compare_tokenizers
-    from ..models.loading import load_draft, load_tokenizer
+    from ..models.load.loading import load_draft, load_tokenizer
 
     try:
         draft = load_draft(name, at.machine.dtype or "auto", loaded.target.device, None, at.draft_bits)

@@ -38,7 +38,7 @@ def convert(
     with progress("loading transformers") as show:
         from transformers.utils import logging
 
-        from ..models.convert_gguf import convert_gguf
+        from ..models.load.gguf.convert import convert_gguf
 
         logging.set_verbosity_error()
         logging.disable_progress_bar()

@@ -54,8 +54,8 @@ class StartOptions:
 
     def make(self, loaded: models.Models, seed: int) -> tuple[PreTrainedModel, str]:
         """The draft before its training, and what it is."""
-        from ..models.loading import load_model
-        from ..models.model_folder import conversion, is_gguf
+        from ..models.load.loading import load_model
+        from ..models.load.model_folder import conversion, is_gguf
         from ..training import starts
 
         if self.config is not None:

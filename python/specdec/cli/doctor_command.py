@@ -42,7 +42,7 @@ def doctor(
     from specdec_kernels import build_info
 
     from ..evaluation.machine import machine, page_hints, thread_hints
-    from ..models.slow_dtype import slowdown
+    from ..models.exchanged.slow_dtype import slowdown
 
     built = build_info()
     info: dict[str, Any] = {**built, "transformers": metadata.version("transformers"), **machine()}
@@ -79,14 +79,14 @@ def doctor(
 
 
 def _native_parts(model: str, device: str, bits: Any) -> dict[str, str]:
-    from ..models.loading import load_model
+    from ..models.load.loading import load_model
     from ..models.native_report import native_report
 
     return native_report(load_model(model, device=device, bits=bits, name="model"))
 
 
 def _machine(info: Mapping[str, Any]) -> dict[str, object]:
-    from ..models.free_memory import size_text
+    from ..models.machine.free_memory import size_text
 
     cpus, memory = info["cpus"], info["memory"]
     limits = {"affinity": f"{cpus['affinity']} by affinity"}

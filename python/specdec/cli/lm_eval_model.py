@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 from ..checks import refuse
 from ..hf.speculate import Speculator, speculate
 from ..loop.draft_length import AdaptiveDrafts
-from ..models.loading import load_draft, load_tokenizer, require_same_vocabulary
+from ..models.load.loading import load_draft, load_tokenizer, require_same_vocabulary
 from ..stats import Stats
 from .drafters import NAMES, NEED_DRAFT, TREE_DRAFTS, make_drafter, nodes_of
 

@@ -79,7 +79,7 @@ class ModelOptions:
     @functools.cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The target's, without the target."""
-        from ..models.loading import load_tokenizer
+        from ..models.load.loading import load_tokenizer
 
         return load_tokenizer("target", str(EMBEDDED / "tokenizer") if self.target is None else self.target)
 
@@ -107,7 +107,7 @@ class DividedModelOptions(ModelOptions):
     def join(self) -> None:
         """Meets the processes of ``--tp``. Returns in the first of them; the others follow it, and end with it."""
         if self.tp is not None:
-            from ..models.load_sharded import join_ranks
+            from ..models.load.load_sharded import join_ranks
 
             gc.enable()  # in those that do not return; ``load`` does it here
             join_ranks(self.tp, self.machine.chosen_device())
@@ -179,8 +179,8 @@ def _load(at: ModelOptions, drafters: Sequence[str]) -> Models:
     import torch
     from transformers.utils import logging
 
-    from ..models.loading import load_draft, load_embedded_pair, load_model, load_pair, load_tokenizer
-    from ..models.model_folder import CONFIG, TOKENIZER, WEIGHTS, is_gguf, require_folder
+    from ..models.load.loading import load_draft, load_embedded_pair, load_model, load_pair, load_tokenizer
+    from ..models.load.model_folder import CONFIG, TOKENIZER, WEIGHTS, is_gguf, require_folder
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()

@@ -108,7 +108,7 @@ def fast_bfloat16(machine: MachineOptions) -> bool:
     """Whether this machine computes faster in bfloat16 than in float32."""
     import torch
 
-    from ..models.cpu_units import OF_BFLOAT16, cpu_units
+    from ..models.machine.cpu_units import OF_BFLOAT16, cpu_units
 
     return torch.device(machine.chosen_device()).type != "cpu" or not OF_BFLOAT16.isdisjoint(cpu_units())
 

@@ -10,8 +10,8 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..checks import refuse
-from ..models.cached_model import CachedModel
-from ..models.layers import layers_path
+from ..models.exchanged.layers import layers_path
+from ..models.forward.cached_model import CachedModel
 from ..models.supported import KNOWN_MODEL_TYPES, cached_model
 from .model import ModelDrafter, ModelDraftSession
 from .protocol import BatchState

@@ -11,7 +11,7 @@ import torch
 from specdec_kernels import check_drafts
 
 from ..checks import is_failure, refuse
-from ..models.compiled import NotCompiled
+from ..models.forward.compiled import NotCompiled
 from ..result import error_text
 from .protocol import BatchState, Drafter, Drafts, DraftSession, Step
 

@@ -11,10 +11,10 @@ from transformers import PreTrainedModel
 from specdec_kernels import DraftStep
 
 from ..checks import refuse
-from ..models.cached_model import CachedModel, Layout, computing_dtype
-from ..models.kv_cache import StaticKVCache
-from ..models.prompt_parts import PromptParts
-from ..models.reduced_head import reduced_ids
+from ..models.cache.kv_cache import StaticKVCache
+from ..models.forward.cached_model import CachedModel, Layout, computing_dtype
+from ..models.forward.prompt_parts import PromptParts
+from ..models.load.reduced_head import reduced_ids
 from ..models.supported import cached_model
 from .drawing import Drawing
 from .protocol import BatchState, Drafter, Drafts, DraftSession, Step

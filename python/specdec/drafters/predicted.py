@@ -10,7 +10,7 @@ from itertools import takewhile
 import torch
 
 from ..checks import refuse
-from ..models.cached_model import CachedModel
+from ..models.forward.cached_model import CachedModel
 from .copying import until_end
 from .protocol import BatchState, Copies, Drafter, Drafts, DraftSession, Step
 from .suffix_automaton import Cursor, SuffixAutomaton

@@ -27,8 +27,8 @@ import torch
 
 from specdec_kernels import Rule, SamplingTensors
 
-from ..models.cached_model import CachedModel
-from ..models.kv_cache import StaticKVCache
+from ..models.cache.kv_cache import StaticKVCache
+from ..models.forward.cached_model import CachedModel
 from ..sampling.grammar_masks import GrammarMasks
 from ..sampling.processors import Processors
 from ..stats import Timer

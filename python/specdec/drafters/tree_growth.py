@@ -23,8 +23,8 @@ import torch
 from specdec_kernels import DraftChildren, draft_children
 
 from ..checks import read_count, refuse
-from ..models.kv_cache import visible_slots
-from ..models.tree import Tree
+from ..models.cache.kv_cache import visible_slots
+from ..models.cache.tree import Tree
 from .drawing import first_arrivals, keeps_q
 from .protocol import BatchState, Drafts, Step
 from .tree_shape import LevelShape, best_shape, levels

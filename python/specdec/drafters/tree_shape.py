@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..models.tree import Tree
+from ..models.cache.tree import Tree
 
 
 @functools.lru_cache

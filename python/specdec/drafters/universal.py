@@ -9,8 +9,8 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..checks import refuse
-from ..models.cached_model import CachedModel
-from ..models.kv_cache import StaticKVCache, visible_slots
+from ..models.cache.kv_cache import StaticKVCache, visible_slots
+from ..models.forward.cached_model import CachedModel
 from ..models.supported import cached_model
 from ..prompts import read_eos
 from .protocol import BatchState, Drafter, Drafts, DraftSession, Step

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import torch
 
-from ..models.control_groups import groups
-from ..models.cpu_units import cpu_units
-from ..models.free_memory import free_memory
-from ..models.huge_pages import SETTING, has_huge_pages
+from ..models.exchanged.huge_pages import SETTING, has_huge_pages
+from ..models.machine.control_groups import groups
+from ..models.machine.cpu_units import cpu_units
+from ..models.machine.free_memory import free_memory
 
 
 def cpu_name(root: Path = Path("/")) -> str:
@@ -28,7 +28,7 @@ def cpu_name(root: Path = Path("/")) -> str:
 def machine(root: Path = Path("/")) -> dict[str, object]:
     """Returns, for JSON:
 
-    - ``cpu``: its name, and ``units``: those that matter for models, as ``specdec.models.cpu_units`` finds them.
+    - ``cpu``: its name, and ``units``: those that matter for models (``specdec.models.machine.cpu_units``).
     - ``cpus``: {"machine": how many there are, "affinity": on how many the process may run (taskset, cpusets), "quota":
       how many its control groups let it use in total, or None for no limit, "usable": the smallest of these, rounded
       up}.
@@ -36,7 +36,7 @@ def machine(root: Path = Path("/")) -> dict[str, object]:
     - ``load``: how many threads of all processes ran or waited for a CPU, on average over the last minute; None if
       unknown.
     - ``memory``: bytes: {"total": of the machine, "limit": of the control groups, or None, "free": what can be
-      allocated now within both, as ``specdec.models.free_memory`` finds it, or None if unknown}.
+      allocated now within both, as ``specdec.models.machine.free_memory`` finds it, or None if unknown}.
 
     Args:
         root: the root of the file system in which /proc and /sys are read.

@@ -51,7 +51,7 @@ def of_parameters(name: str, parameters: float) -> ModelShape:
 
 
 def _of_configuration(name: str, path: str) -> ModelShape:
-    from ..models.loading import read_config
+    from ..models.load.loading import read_config
 
     config = read_config(name, path)
     try:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from transformers import DynamicCache, PreTrainedModel, RepetitionPenaltyLogitsProcessor
 
-from ..models.kv_cache import cache_argument
+from ..models.cache.kv_cache import cache_argument
 
 Pair = tuple[float | None, float | None]
 # For sampled texts: absolute position -> [V], which is added to logits / temperature there. The largest sum wins.

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..checks import refuse
-from ..models.kv_cache import CACHE_ARGUMENTS
+from ..models.cache.kv_cache import CACHE_ARGUMENTS
 
 _HANDLED = {
     *CACHE_ARGUMENTS,

@@ -111,7 +111,7 @@ def fingerprint(path: str) -> str:
 
 def read_vocab_size(name: str, path: str) -> int:
     """V of a model that need not be loaded. Raises OSError naming ``name``."""
-    from ..models.loading import read_config
+    from ..models.load.loading import read_config
 
     config = read_config(name, path).get_text_config(decoder=True)
     if (size := getattr(config, "vocab_size", None)) is None:
@@ -151,7 +151,7 @@ def _samples(file: Path) -> Iterator[bytes]:
 def _revision(name: str) -> str:
     from transformers import AutoConfig
 
-    from ..models.model_folder import hub_or_cache
+    from ..models.load.model_folder import hub_or_cache
 
     with hub_or_cache("path", name):
         config = AutoConfig.from_pretrained(name, trust_remote_code=False)

@@ -22,9 +22,9 @@ from specdec_kernels import Rule
 from ..checks import is_failure
 from ..drafters.guard import GuardedSession
 from ..drafters.protocol import BatchState, Drafter
-from ..models.cached_model import CachedModel
-from ..models.kv_cache import visible_slots
-from ..models.prompt_parts import PromptParts
+from ..models.cache.kv_cache import visible_slots
+from ..models.forward.cached_model import CachedModel
+from ..models.forward.prompt_parts import PromptParts
 from ..result import FinishReason
 from ..sampling.grammar import Grammar
 from ..sampling.grammar_masks import GrammarMasks

@@ -13,8 +13,8 @@ from collections.abc import Sequence as List
 
 from ..drafters.guard import GuardedSession
 from ..drafters.universal import common_length
-from ..models.kv_cache import StaticKVCache
-from ..models.prompt_parts import PromptParts
+from ..models.cache.kv_cache import StaticKVCache
+from ..models.forward.prompt_parts import PromptParts
 from ..result import FinishReason
 from .sequence import Sequence
 

@@ -11,7 +11,7 @@ import torch
 from specdec_kernels import SpeculativeStep, Status, TreeStep
 
 from ..drafters.protocol import Drafts, Step
-from ..models.tree import Tree
+from ..models.cache.tree import Tree
 from .log_probs import on_path
 
 

@@ -13,7 +13,7 @@ from transformers import LogitsProcessorList
 from specdec_kernels import SamplingParams, Status
 
 from ..checks import read_as, read_count, refuse
-from ..models.cached_model import CachedModel
+from ..models.forward.cached_model import CachedModel
 from ..prompts import read_eos, read_prompts, read_seeds
 from ..result import FinishReason, Producer, TokenLogProb, error_text
 from ..sampling.grammar import Grammar

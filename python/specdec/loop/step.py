@@ -29,8 +29,8 @@ from specdec_kernels import Rule, SpeculativeStep, TreeRule, TreeStep, speculati
 
 from ..drafters.guard import GuardedSession
 from ..drafters.protocol import BatchState, Drafts, Step
-from ..models.cached_model import CachedModel
-from ..models.tree import Tree
+from ..models.cache.tree import Tree
+from ..models.forward.cached_model import CachedModel
 from .log_probs import log_probs_of_path, on_path, ranked
 from .report import StepResult, pack
 from .rows import Rows

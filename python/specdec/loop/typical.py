@@ -16,7 +16,7 @@ from specdec_kernels import Rule, SamplingParams, SpeculativeStep, Status, TreeS
 
 from ..checks import refuse
 from ..drafters.protocol import Drafts, Step
-from ..models.tree import Tree
+from ..models.cache.tree import Tree
 from .sequence import Sequence
 from .step import AcceptRule
 

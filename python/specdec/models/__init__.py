@@ -1,1 +1,1 @@
-"""Runs one Hugging Face model over its static KV cache: attention, memory, supported models, loading."""
+"""Hugging Face models over static KV caches: which are supported, how large their caches are, and rooms for the rest."""

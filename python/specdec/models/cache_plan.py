@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from ..checks import read_count, refuse
-from .free_memory import size_text
+from .machine.free_memory import size_text
 
 UNCHECKED = 16 << 20  # bytes; free memory is not looked up for smaller caches: that takes longer than to allocate them
 

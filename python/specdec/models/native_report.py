@@ -11,16 +11,16 @@ from transformers import PreTrainedModel
 
 from specdec_kernels import MOST_ATTENDING, Packing
 
-from .attention_choice import why_its_own
-from .beside import all_beside
-from .cached_model import CachedModel
-from .decoder_layers import NativeLayer, with_native_layers
-from .int8_linear import Int8Linear, LastInt8Linear
-from .linear import LastLinear, NativeLinear
-from .native_parts import NativeAngles, NativeGated
-from .native_setting import SETTING, is_wanted
-from .norms import NativeRMSNorm
-from .product import MOST_ROWS, MOST_ROWS_INT8, UNIT, has_kernel
+from .exchanged.beside import all_beside
+from .exchanged.decoder_layers import NativeLayer, with_native_layers
+from .exchanged.int8_linear import Int8Linear, LastInt8Linear
+from .exchanged.linear import LastLinear, NativeLinear
+from .exchanged.native_parts import NativeAngles, NativeGated
+from .exchanged.native_setting import SETTING, is_wanted
+from .exchanged.norms import NativeRMSNorm
+from .exchanged.product import MOST_ROWS, MOST_ROWS_INT8, UNIT, has_kernel
+from .forward.attention_choice import why_its_own
+from .forward.cached_model import CachedModel
 
 _LAST = (LastLinear, LastInt8Linear)
 

@@ -11,14 +11,15 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..checks import refuse, shown
-from .cached_model import CachedModel
-from .kv_cache import VISIBLE_STEP, visible_slots
-from .recurrent import recurrent_layers, scan_of
-from .shards import is_shard, leader_of
-from .slow_dtype import warn_if_slow
+from .cache.kv_cache import VISIBLE_STEP, visible_slots
+from .cache.tree import Tree
+from .exchanged.shards import is_shard
+from .exchanged.slow_dtype import warn_if_slow
+from .forward.cached_model import CachedModel
+from .forward.recurrent import recurrent_layers, scan_of
+from .forward.training_mode import check_evaluating
+from .ranks.leaders import leader_of
 from .tested_versions import warn_if_untested
-from .training_mode import check_evaluating
-from .tree import Tree
 
 # For these, tests/models/test_model_types.py compares ragged cached forwards with full ones; see docs/models.md.
 KNOWN_MODEL_TYPES = frozenset(
@@ -68,7 +69,7 @@ def cached_model(
         model: a ``PreTrainedModel``, or a ``peft`` model around one. The adapters that are active when ``generate``
             runs are used.
         name: the name of the caller's argument, for errors.
-        cache_dtype, compile, fed_vocabulary: as in :class:`~specdec.models.cached_model.CachedModel`.
+        cache_dtype, compile, fed_vocabulary: as in :class:`~specdec.models.forward.cached_model.CachedModel`.
 
     It warns once of a dtype in which this CPU is slow (``slow_dtype``).
 
@@ -102,7 +103,7 @@ def cached_model(
         refuse("compile", f"True on {model.device.type!r}", f"False; what it is for is {', '.join(COMPILED_ON)}")
     _check_modules(whole, name)
     if led is not None:
-        from .sharded import ShardedModel
+        from .ranks.sharded import ShardedModel
 
         return ShardedModel(model, name, cache_dtype, *led)
     if whole is not model or not _is_known(model):

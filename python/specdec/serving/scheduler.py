@@ -14,7 +14,7 @@ from ..loop.batch import Batch
 from ..loop.prefixes import PrefixReuse
 from ..loop.sequence import Output, Request, Sequence
 from ..loop.step import AcceptRule
-from ..models.cached_model import CachedModel
+from ..models.forward.cached_model import CachedModel
 from ..prompts import read_eos
 from ..result import FinishReason
 

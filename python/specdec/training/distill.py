@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..checks import refuse
-from ..models.reduced_head import reduce_head
+from ..models.load.reduced_head import reduce_head
 from ..prompts import read_eos
 from .cached_logits import CachedLogits
 from .held_out import beginnings, worth, write

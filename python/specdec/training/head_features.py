@@ -9,8 +9,8 @@ import torch
 
 from ..checks import refuse
 from ..drafters.heads.vocabulary import target_head
-from ..models.cached_model import CachedModel, OnLogits
-from ..models.features import FeatureStore
+from ..models.cache.features import FeatureStore
+from ..models.forward.cached_model import CachedModel, OnLogits
 from .heads.learner import Lesson
 from .shards import Shards
 
@@ -21,7 +21,7 @@ class Features:
     """Makes lessons of texts.
 
     Args:
-        states: which hidden states, as :class:`~specdec.models.features.FeatureStore` counts.
+        states: which hidden states, as :class:`~specdec.models.cache.features.FeatureStore` counts.
         kept: [n] int64: the tokens that the head drafts, the only ones that lessons tell of; None: all.
     """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..checks import read_count, refuse
-from ..models.cached_model import CachedModel
+from ..models.forward.cached_model import CachedModel
 from .losses import DIVERGENCES
 from .settings import GIVEN, OWN, Distilled, DistillSettings
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from specdec_kernels import SamplingParams
 
 from ..decoder import SpeculativeDecoder
-from ..models.reduced_head import reduced_ids
+from ..models.load.reduced_head import reduced_ids
 from .reduced_vocabulary import columns_of
 
 TEMPERATURES = (0.0, 1.0)

@@ -11,9 +11,9 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from ..checks import one_line, read_count, refuse
-from ..models.layers import layers_path
-from ..models.packed_weights import weight_of
-from ..models.pretrained import check_entries
+from ..models.exchanged.layers import layers_path
+from ..models.exchanged.packed_weights import weight_of
+from ..models.load.pretrained import check_entries
 
 
 def usual_layers(target: PreTrainedModel) -> int:

@@ -19,7 +19,7 @@ from ..drafters.heads import HeadDrafter, load_head
 from ..drafters.heads.layer_ids import resolve
 from ..drafters.heads.self_check import LENGTH, acceptance_on
 from ..files import write_whole
-from ..models.cached_model import CachedModel
+from ..models.forward.cached_model import CachedModel
 from ..models.supported import cached_model
 from ..prompts import read_eos
 from .head_features import CachedFeatures, Features

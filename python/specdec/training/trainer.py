@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from ..checks import refuse
 from ..files import write_whole
 from ..line_file import LineFile
-from ..models.reduced_head import reduced_ids
+from ..models.load.reduced_head import reduced_ids
 from .cached_logits import CachedLogits
 from .held_out import Worth, Written, worth
 from .lessons import Lessons

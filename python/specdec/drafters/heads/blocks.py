@@ -16,10 +16,10 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEm
 from specdec_kernels import rotate
 
 from ...checks import one_line, refuse
-from ...models.attention import says_slots
-from ...models.kv_cache import StaticKVCache
-from ...models.native_parts import has_parts
-from ...models.norms import computes
+from ...models.cache.kv_cache import StaticKVCache
+from ...models.exchanged.native_parts import has_parts
+from ...models.exchanged.norms import computes
+from ...models.forward.attention import says_slots
 from .fields import OF_LAYERS, check_fields
 from .interface import Head
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...checks import refuse
-from ...models.cached_model import PREFILL_TOKENS, CachedModel, Layout
-from ...models.features import tapped
-from ...models.kv_cache import visible_slots
-from ...models.merged import with_merged
-from ...models.native_parts import with_native_parts
-from ...models.prefill import PrefillChunk
-from ...models.prompt_parts import PromptParts
+from ...models.cache.features import tapped
+from ...models.cache.kv_cache import visible_slots
+from ...models.exchanged.merged import with_merged
+from ...models.exchanged.native_parts import with_native_parts
+from ...models.forward.cached_model import PREFILL_TOKENS, CachedModel, Layout
+from ...models.forward.prefill import PrefillChunk
+from ...models.forward.prompt_parts import PromptParts
 from ..drawing import Drawing
 from ..model import neighbours
 from ..product_tree import ProductTrees

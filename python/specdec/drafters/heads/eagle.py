@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ...models.kv_cache import StaticKVCache
+from ...models.cache.kv_cache import StaticKVCache
 from .blocks import MLP, Attention, LayeredHead, Parts, Shape
 from .in_turn import DraftsInTurn
 from .interface import HeadInput

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ...models.kv_cache import StaticKVCache
+from ...models.cache.kv_cache import StaticKVCache
 from .blocks import MLP, Attention, LayeredHead, Parts, Rotation, Shape
 from .in_turn import DraftsInTurn
 from .interface import HeadInput

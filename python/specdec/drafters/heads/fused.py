@@ -7,10 +7,10 @@ from typing import Any, cast
 
 from specdec_kernels import has_fused_attention
 
-from ...models.attention import with_attention
-from ...models.attention_choice import why_its_own
-from ...models.cached_model import CachedModel
-from ...models.native_setting import is_wanted
+from ...models.exchanged.native_setting import is_wanted
+from ...models.forward.attention import with_attention
+from ...models.forward.attention_choice import why_its_own
+from ...models.forward.cached_model import CachedModel
 from .interface import Head
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from ...checks import refuse
-from ...models.attention import Queries, can_be_fused, dense_mask, seen_slots
-from ...models.cached_model import Layout
-from ...models.kv_cache import StaticKVCache
+from ...models.cache.kv_cache import StaticKVCache
+from ...models.forward.attention import Queries, can_be_fused, dense_mask, seen_slots
+from ...models.forward.cached_model import Layout
 from .checkpoint import Checkpoint
 from .fused import layers_can_fuse
 from .interface import Head, HeadInput, Logits

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import torch
 
-from ...models.cached_model import Layout
-from ...models.kv_cache import StaticKVCache
+from ...models.cache.kv_cache import StaticKVCache
+from ...models.forward.cached_model import Layout
 from ..tree_growth import Growing, Level
 from .interface import Head, HeadInput, Logits
 

@@ -9,13 +9,13 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig
 
-from ...models.attention import Queries, can_be_fused, dense_mask, seen_slots
-from ...models.beside import BESIDE, Names
-from ...models.cached_model import Layout
-from ...models.features import FeatureStore
-from ...models.kv_cache import StaticKVCache
-from ...models.kv_layer import Slot
-from ...models.tree import Tree
+from ...models.cache.features import FeatureStore
+from ...models.cache.kv_cache import StaticKVCache
+from ...models.cache.kv_layer import Slot
+from ...models.cache.tree import Tree
+from ...models.exchanged.beside import BESIDE, Names
+from ...models.forward.attention import Queries, can_be_fused, dense_mask, seen_slots
+from ...models.forward.cached_model import Layout
 from ..tree_growth import Growing, Level
 
 Logits = Generator[torch.Tensor, torch.Tensor, None]
@@ -48,7 +48,8 @@ class Head(nn.Module):
         at_once: whether one call of the head makes all drafts of a step.
         independent: whether, beyond that, each draft's distribution does not depend on the drafts before it.
         grows_trees: whether ``grow`` is there.
-        states: which hidden states of the target it reads, as :class:`~specdec.models.features.FeatureStore` counts.
+        states: which hidden states of the target it reads, as :class:`~specdec.models.cache.features.FeatureStore`
+            counts.
         width: of its features.
         vocab_size: ids that it may be fed.
         d2t: [columns] int64, ascending: the target's ids of the columns of its logits; None: the whole vocabulary.

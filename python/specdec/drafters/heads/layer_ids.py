@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...checks import refuse, shown
-from ...models.features import BEFORE_NORM
+from ...models.cache.features import BEFORE_NORM
 
 
 @dataclass(frozen=True)

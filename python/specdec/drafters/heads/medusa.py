@@ -6,8 +6,8 @@ import torch
 from torch import nn
 from torch.nn.functional import silu
 
-from ...models.cached_model import Layout
-from ...models.kv_cache import StaticKVCache
+from ...models.cache.kv_cache import StaticKVCache
+from ...models.forward.cached_model import Layout
 from .interface import Head, HeadInput, Logits
 
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-from ...models.attention import says_slots
-from ...models.cached_model import Layout
-from ...models.kv_cache import StaticKVCache, cache_argument
-from ...models.kv_layer import Slot
+from ...models.cache.kv_cache import StaticKVCache, cache_argument
+from ...models.cache.kv_layer import Slot
+from ...models.forward.attention import says_slots
+from ...models.forward.cached_model import Layout
 from .blocks import Rotation
 from .in_turn import DraftsInTurn
 from .interface import Head, HeadInput, Logits

@@ -14,9 +14,9 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from ...checks import refuse
-from ...models.cached_model import CachedModel
-from ...models.kv_layer import Slot
-from ...models.layers import layers_path
+from ...models.cache.kv_layer import Slot
+from ...models.exchanged.layers import layers_path
+from ...models.forward.cached_model import CachedModel
 from .blocks import Rotation
 from .checkpoint import Checkpoint
 from .fused import layers_can_fuse

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...models.cached_model import Layout
-from ...models.kv_cache import StaticKVCache
+from ...models.cache.kv_cache import StaticKVCache
+from ...models.forward.cached_model import Layout
 from .eagle3 import Eagle3
 from .interface import HeadInput, Logits
 

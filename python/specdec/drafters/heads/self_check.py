@@ -12,8 +12,8 @@ from transformers import PreTrainedTokenizerBase
 
 from specdec_kernels import SamplingParams, draft_step
 
-from ...models.cached_model import CachedModel
-from ...models.kv_cache import StaticKVCache, visible_slots
+from ...models.cache.kv_cache import StaticKVCache, visible_slots
+from ...models.forward.cached_model import CachedModel
 from ...prompts import read_eos
 from .interface import Head, Variant, known_rows
 from .layer_ids import LayerIds

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ...checks import refuse
-from ...models.cached_model import CachedModel
+from ...models.forward.cached_model import CachedModel
 from .blocks import Parts, Shape
 from .checkpoint import Checkpoint
 from .interface import Head

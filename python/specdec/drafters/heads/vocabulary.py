@@ -10,7 +10,7 @@ from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
 from ...checks import refuse
-from ...models.packed_weights import is_packed, rows_of, width_of
+from ...models.exchanged.packed_weights import is_packed, rows_of, width_of
 from .checkpoint import Checkpoint
 
 

@@ -18,9 +18,9 @@ from ...drafters.early_exit import EarlyExitDrafter
 from ...drafters.heads import HeadDrafter
 from ...drafters.protocol import Drafter
 from ...loop.draft_length import AdaptiveDrafts
-from ...models.cached_model import CachedModel
-from ...models.kv_cache import visible_slots
-from ...models.packed_weights import num_parameters
+from ...models.cache.kv_cache import visible_slots
+from ...models.exchanged.packed_weights import num_parameters
+from ...models.forward.cached_model import CachedModel
 from ...prompts import check_room
 from ..contenders import Prompt
 from ..machine import machine

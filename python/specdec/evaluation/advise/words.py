@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ...models.free_memory import size_text
+from ...models.machine.free_memory import size_text
 from .compatibility import PADDING
 from .machine_trouble import Shares, Threads
 from .new_draft import NewDraft, describe, pays_from

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ...drafters.protocol import Drafter
-from ...models.packed_weights import num_parameters
+from ...models.exchanged.packed_weights import num_parameters
 from ..theory import expected_speedup, expected_tau
 from .grid import PLAIN, TRANSFORMERS, BenchCell, Grid
 from .verdicts import quartiles, ratios, summary, verdict

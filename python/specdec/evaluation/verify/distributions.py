@@ -14,8 +14,8 @@ from transformers import DynamicCache, PreTrainedModel
 from specdec_kernels import SamplingParams
 
 from ...decoder import SpeculativeDecoder
-from ...models.kv_cache import cache_argument
-from ...models.recurrent import recurrent_layers
+from ...models.cache.kv_cache import cache_argument
+from ...models.forward.recurrent import recurrent_layers
 from ...stats import Stats
 from ..contenders import Prompt
 from .chi_square import ChiSquare, chi_square

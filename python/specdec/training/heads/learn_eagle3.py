@@ -9,7 +9,7 @@ import torch
 from ...drafters.heads.blocks import Parts, Shape
 from ...drafters.heads.eagle3 import Eagle3, Eagle3Flags
 from ...drafters.heads.layer_ids import written
-from ...models.cached_model import CachedModel
+from ...models.forward.cached_model import CachedModel
 from .learner import Files, Learner, Lesson, layer_sizes, output_ids, output_rows, small, speculators_config
 from .training_time_test import learn_in_turn
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ...drafters.heads.medusa import Medusa
-from ...models.cached_model import CachedModel
+from ...models.forward.cached_model import CachedModel
 from .learner import DECAY, Files, Learner, Lesson, agreement, loss_between, output_rows
 
 

@@ -10,8 +10,8 @@ import torch
 from ...checks import refuse
 from ...drafters.heads.mtp import Mtp, MtpLayer
 from ...drafters.heads.mtp_files import DEEPSEEK, QWEN, new_mtp
-from ...models.cached_model import CachedModel
-from ...models.layers import layers_path
+from ...models.exchanged.layers import layers_path
+from ...models.forward.cached_model import CachedModel
 from .learner import Files, Learner, Lesson, small
 from .training_time_test import learn_in_turn
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig
 from ...checks import refuse
 from ...drafters.heads.interface import Head
 from ...drafters.heads.vocabulary import target_embedding, target_head
-from ...models.cached_model import CachedModel
+from ...models.forward.cached_model import CachedModel
 from ..losses import Wanted, loss_of
 
 
@@ -176,8 +176,8 @@ def speculators_config(
 
 
 class GrowingCache:
-    """Stands where a :class:`~specdec.models.kv_cache.StaticKVCache` does when a head drafts. Each layer's new keys and
-    values come after those before, whatever their slots, and all of them are visible: the mask says what counts."""
+    """Stands where a static cache does when a head drafts. Each layer's new keys and values come after those
+    before, whatever their slots, and all of them are visible: the mask says what counts."""
 
     def __init__(self, layers: int):
         self.layers = [_GrowingLayer() for _ in range(layers)]

@@ -1,0 +1,1 @@
+"""Static caches: keys and values, states, what heads read."""

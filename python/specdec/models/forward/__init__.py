@@ -1,0 +1,1 @@
+"""One model over its cache: attention, prompts in chunks, and recordings of small forwards."""

@@ -1,0 +1,1 @@
+"""What memory and what processor there is."""

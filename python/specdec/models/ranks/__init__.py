@@ -1,0 +1,1 @@
+"""A model whose weights are divided over several processes, a GPU each."""
