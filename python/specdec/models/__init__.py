@@ -1,1 +1,1 @@
-"""Hugging Face models over static KV caches: which are supported, how large their caches are, and rooms for the rest."""
+"""Hugging Face models over static caches: which are supported, how large their caches are, and rooms for the rest."""
