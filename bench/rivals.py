@@ -40,6 +40,7 @@ from specdec.models.load.loading import load_model, load_tokenizer
 from transformers import PreTrainedModel
 from weights import KINDS, PACKED, of_draft, rewritten, stored
 
+OWN = "specdec"
 LLAMA = "llama.cpp"  # with which the names of its ways begin
 LLAMA_DRAFTS = 3  # of a draft model in each step: its own default (common_params_speculative_draft)
 
@@ -60,7 +61,7 @@ def own(model: PreTrainedModel, draft: PreTrainedModel | None, served: bool) -> 
             return len((await engine.result(number)).tokens)
 
     ways = {
-        "specdec": decode(plain),
+        OWN: decode(plain),
         "specdec, suffix": decode(SpeculativeDecoder(model, SuffixDrafter())),
         "specdec, prompt lookup": decode(SpeculativeDecoder(model, PromptLookupDrafter())),
     }
@@ -233,6 +234,19 @@ def rows_of(kind: str, speeds: dict[tuple[str, int], list[float]]) -> Iterator[d
         yield row
 
 
+def by_prompt(
+    kind: str, categories: Sequence[str], speeds: dict[tuple[str, int], list[float]]
+) -> Iterator[dict[str, object]]:
+    """What our drafts make of each category of prompts, with no busy neighbours."""
+    count = len(categories)
+    for i, category in enumerate(categories):
+        for (name, busy), mine in speeds.items():
+            if name.startswith(OWN) and not busy:
+                these, plain = mine[i::count], speeds[OWN, 0][i::count]
+                own: dict[str, object] = {"weights": kind, "prompt": category, "method": name}
+                yield own | {"tokens_per_second": summary(these), "of_plain": ratios(these, plain)}
+
+
 def main(
     folder: Annotated[str, typer.Argument(help="of the model, in transformers' format")],
     gguf: Annotated[Path, typer.Option(help="the file that the folder was made of")],
@@ -292,6 +306,10 @@ def main(
             "over_its_best",
         )
         results.show(f"{Path(folder).name}, {kind}", rows, columns)
+        of_prompts = list(by_prompt(kind, [*asked], speeds))
+        for row in of_prompts:
+            results.add(row)
+        results.show("by prompt", of_prompts, ("prompt", "method", "tokens_per_second", "of_plain"))
     results.finish()
 
 

@@ -22,22 +22,24 @@ constexpr int64_t kMostInputs = 1024;          // of a part of the weights that 
 constexpr int64_t kGrainProducts = 64 * 1024;  // are worth a thread
 
 // Some of a layer's inputs, from `first` on. `before` is where the sums of those before are, and `after` where those
-// of these go: null for the first ones, or the last ones.
+// of these go: null for the first ones, or the last ones. `ahead` are weights that are needed next.
 struct Inputs {
   int64_t first, count;
   const float* before;
   float* after;
+  const char* ahead;
 };
 
 // Adds the products of some inputs of kRows rows of x, from `row` on, with kOutputs rows of weights, from `output` on;
-// to y, after the last inputs. With kAhead, the next tile's weights are read ahead.
-template <int kWidth, int kRows, int kOutputs, bool kAhead, class Weight>
+// to y, after the last inputs. Meanwhile kAhead rows of weights are read ahead.
+template <int kWidth, int kRows, int kOutputs, int kAhead, class Weight>
 SPECDEC_BODY void tile(const LinearParams& params, int64_t row, int64_t output, const Inputs& inputs) {
   using Vector = typename Lanes<kWidth>::Vector;
   constexpr int kSums = kRows * kOutputs, kPadded = (kSums + kWidth - 1) / kWidth * kWidth;
   const int64_t stride = params.inputs, whole = inputs.count / kWidth * kWidth;
   const float* x = params.x + row * stride + inputs.first;
   const Weight* weights = reinterpret_cast<const Weight*>(params.weight) + output * stride + inputs.first;
+  const Weight* ahead = reinterpret_cast<const Weight*>(inputs.ahead);
   Vector sums[kPadded] = {};
   if (inputs.before) {
 #pragma GCC unroll 24
@@ -48,7 +50,7 @@ SPECDEC_BODY void tile(const LinearParams& params, int64_t row, int64_t output, 
 #pragma GCC unroll 8
     for (int o = 0; o < kOutputs; ++o) {
       widen<kWidth>(weights + o * stride + k, &w[o]);
-      if (kAhead) __builtin_prefetch(weights + (kOutputs + o) * stride + k, 0, 2);  // to the second cache
+      if (o < kAhead) __builtin_prefetch(ahead + o * stride + k, 0, 2);  // to the second cache
     }
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
@@ -84,18 +86,23 @@ SPECDEC_BODY void tile(const LinearParams& params, int64_t row, int64_t output, 
 
 template <int kWidth, int kRows, int kOutputs, class Weight>
 SPECDEC_BODY void few_rows(const LinearParams& params, int64_t begin, int64_t end) {
-  const Inputs all = {0, params.inputs, nullptr, nullptr};
+  const int64_t bytes = params.inputs * sizeof(Weight);
+  Inputs all = {0, params.inputs, nullptr, nullptr, nullptr};
   int64_t output = begin;
-  for (; output + kOutputs <= end; output += kOutputs)
-    tile<kWidth, kRows, kOutputs, true, Weight>(params, 0, output, all);
-  for (; output < end; ++output) tile<kWidth, kRows, 1, true, Weight>(params, 0, output, all);
+  for (; output + kOutputs <= end; output += kOutputs) {
+    all.ahead = params.weight + (output + kOutputs) * bytes;
+    tile<kWidth, kRows, kOutputs, kOutputs, Weight>(params, 0, output, all);
+  }
+  for (; output < end; ++output) tile<kWidth, kRows, 1, 0, Weight>(params, 0, output, all);
 }
 
 // Some weights stay in the nearest cache while a block of rows is multiplied by them, whose sums are kept in memory
-// until all inputs were added. At least kRows rows.
+// until all inputs were added. The weights that come next are read ahead, half of them by each of the first two tiles,
+// so that memory is never idle. At least kRows rows.
 template <int kWidth, int kRows, class Weight>
 SPECDEC_BODY void many_rows(const LinearParams& params, int64_t begin, int64_t end) {
-  constexpr int64_t kOutputs = kWidth == 16 ? 4 : 2, kChunk = 8, kBlock = 8 * kRows, kSums = kRows * kOutputs * kWidth;
+  constexpr int64_t kOutputs = kWidth == 16 ? 4 : 2, kHalf = kOutputs / 2;
+  constexpr int64_t kChunk = 2 * kOutputs, kBlock = 8 * kRows, kSums = kRows * kOutputs * kWidth;
   const int64_t parts = (params.inputs + kMostInputs - 1) / kMostInputs;
   const int64_t step = (params.inputs / std::max<int64_t>(parts, 1) / kWidth + 1) * kWidth;
   std::vector<float> sums(parts > 1 ? kBlock / kRows * (kChunk / kOutputs) * kSums : 0);
@@ -105,7 +112,7 @@ SPECDEC_BODY void many_rows(const LinearParams& params, int64_t begin, int64_t e
       const int64_t last_output = std::min(output + kChunk, end);
       int64_t k = 0;
       do {
-        Inputs inputs = {k, std::min(params.inputs - k, step), nullptr, nullptr};
+        Inputs inputs = {k, std::min(params.inputs - k, step), nullptr, nullptr, nullptr};
         float* own = sums.data();
         k += inputs.count;
         for (int64_t row = first; row < last; row += kRows) {
@@ -115,14 +122,17 @@ SPECDEC_BODY void many_rows(const LinearParams& params, int64_t begin, int64_t e
             inputs.before = inputs.first > 0 ? own : nullptr;
             inputs.after = k < params.inputs ? own : nullptr;
             if (o + kOutputs > last_output) {
-              tile<kWidth, kRows, 1, true, Weight>(params, at, o++, inputs);
+              tile<kWidth, kRows, 1, 0, Weight>(params, at, o++, inputs);
               own += kRows * kWidth;
               continue;
             }
-            if (row == first) {
-              tile<kWidth, kRows, kOutputs, true, Weight>(params, at, o, inputs);
+            const int64_t next = k < params.inputs ? o * params.inputs + k : (o + kChunk) * params.inputs;
+            const int64_t half = row == first ? 0 : kHalf * params.inputs;
+            inputs.ahead = params.weight + (next + half) * static_cast<int64_t>(sizeof(Weight));
+            if (row < first + 2 * kRows) {
+              tile<kWidth, kRows, kOutputs, kHalf, Weight>(params, at, o, inputs);
             } else {
-              tile<kWidth, kRows, kOutputs, false, Weight>(params, at, o, inputs);
+              tile<kWidth, kRows, kOutputs, 0, Weight>(params, at, o, inputs);
             }
             o += kOutputs, own += kSums;
           }
