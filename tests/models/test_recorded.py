@@ -10,12 +10,15 @@ import weakref
 
 import pytest
 import torch
+from specdec.models.exchanged import huge_pages
 from specdec.models.forward import cached_model, programs, recorded
 from specdec.models.forward.cached_model import CachedModel
 from specdec.models.forward.programs import Memory
 from specdec.models.forward.recorded import RecordedForwards, is_recordable, record
+from specdec.models.load.loading import load_model
 from support import recorded as recording
 from support.feeding import feed
+from support.gguf_files import write_gguf
 from support.model_types import CASES, model_of
 from support.models import prompts, tiny_model
 from torch import nn
@@ -239,6 +242,20 @@ def test_what_can_be_bound_to_no_cache_runs_each_time(monkeypatch):
     replayed, called = both(tiny_model())
     found = [steps(cached, cached.new_cache(1, 20), 5) for cached in (replayed, called)]
     assert all(map(torch.equal, *found)) and replays(replayed) == 0
+
+
+@pytest.mark.skipif(not huge_pages.has_huge_pages(), reason="the system has no huge pages")
+def test_packed_weights_that_were_made_in_inference_mode(tmp_path, monkeypatch):
+    """No view can be made outside of such as were moved, of which an embedding takes one that is the head, too."""
+    monkeypatch.setattr(huge_pages, "LEAST", 1)
+    write_gguf(tmp_path / "model.gguf", "gemma3_text", stored="Q8_0")
+    with torch.inference_mode():
+        replayed, called = both(load_model(tmp_path / "model.gguf"))
+    for mode in (torch.inference_mode, torch.no_grad):
+        with mode():
+            found = [steps(cached, cached.new_cache(1, 20), 5) for cached in (replayed, called)]
+            assert all(map(torch.equal, *found))
+    assert replays(replayed) > 0
 
 
 def test_hooks_and_adapters_are_run():

@@ -165,7 +165,8 @@ class Programs:
             operation, arguments, made, is_view, is_kept, last = step
             args, kwargs = _exchanged(arguments, _Place, lambda x: values[x.number])
             if is_view:
-                views, base = [*tensors(operation._op(*args, **kwargs))], memory_of(args[0])
+                with torch.inference_mode():  # in which weights may have been made; of others it makes usual views
+                    views, base = [*tensors(operation._op(*args, **kwargs))], memory_of(args[0])
                 values.update({x.number: views[n] for n, x in made.items()})
                 if any(memory_of(values[x.number]) != base for x in made.values()):
                     raise NotImplementedError(f"{operation} makes no view over this cache")
