@@ -39,7 +39,7 @@ class Cache(Protocol):
         """Returns all that it owns, in the same order as any cache of the same shape."""
 
 
-class RecordedForwards:
+class Recordings:
     """The forwards of one model, by a key of all that a recording fixes, the shape of the cache among it. The first one
     with a key just runs, or the first ``runs``; the next is recorded, unless what it calls depends on numbers. Later
     ones are replayed, over other caches, too: as a native program if most of what is called is of our own, else as
