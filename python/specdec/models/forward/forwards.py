@@ -50,12 +50,10 @@ class Forwards:
             head.
         recurrent: the numbers of the layers that have a state.
         takes_positions: whether the model is told positions.
-        first_runs: how many small forwards on a CPU took longer than they will when they come again.
         is_recorded: whether decoding forwards are recorded and replayed, where they can be.
     """
 
     is_recorded = False
-    first_runs = 0
 
     def __init__(self, model: PreTrainedModel, name: str, attention: OwnAttention, largest_id: int | None = None):
         self.model, self.attention = model, attention
@@ -66,6 +64,11 @@ class Forwards:
         self._threads: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         self._inside: list[object] = []
         self._numbers: tuple[object, ...] = ()
+
+    @property
+    def first_runs(self) -> int:
+        """How many small forwards on a CPU took longer than they will when they come again."""
+        return 0
 
     def renew(self) -> None:
         """Makes the copies, anew if an adapter that was added in between has put other modules into the model, or a
@@ -156,7 +159,7 @@ class RecordedForwards(Forwards):
     recordings: Recordings
 
     @property
-    def first_runs(self) -> int:  # type: ignore[override]
+    def first_runs(self) -> int:
         return self.recordings.first_runs if self.is_recorded else 0
 
     def renew(self) -> None:
