@@ -58,8 +58,8 @@ def test_doctor_counts_a_models_native_parts(tmp_path):
 def test_doctor_says_what_is_one_product_on_a_gpu(monkeypatch):
     """Forced on a CPU."""
     merged = functools.partial(with_merged, device="cpu")
-    monkeypatch.setattr("specdec.models.forward.cached_model.with_merged", merged)
-    monkeypatch.setattr("specdec.models.forward.cached_model.with_native_linear", lambda model: model)
+    monkeypatch.setattr("specdec.models.forward.forwards.with_merged", merged)
+    monkeypatch.setattr("specdec.models.forward.forwards.with_native_linear", lambda model: model)
     assert (
         native_report(copy.deepcopy(tiny_model("llama")))["layers computed together"] == "2 of 3 layers, 2 of 2 layers"
     )

@@ -14,6 +14,7 @@ from specdec.drafters.early_exit import check_keys_are_shared, first_layers
 from specdec.evaluation.verify.chi_square import chi_square
 from specdec.models.cache.kv_cache import StaticKVCache
 from specdec.models.forward.cached_model import CachedModel
+from specdec.models.forward.forwards import Forwards
 from specdec.models.supported import cached_model
 from support.allocations import unrecorded
 from support.models import POSITIONS, TYPES, VOCABULARY, WINDOW, generate, prompts, tiny_model, tunable_pair
@@ -183,7 +184,7 @@ def test_what_the_target_stored_is_never_written(kind, monkeypatch):
 def test_no_second_cache_and_no_second_prefill(monkeypatch):
     unrecorded(monkeypatch)
     built, fed = [], []
-    new, run = StaticKVCache.__init__, CachedModel._run
+    new, run = StaticKVCache.__init__, Forwards.run
 
     def init(self, config, rows, capacity, *args, **kwargs):
         new(self, config, rows, capacity, *args, **kwargs)
@@ -196,7 +197,7 @@ def test_no_second_cache_and_no_second_prefill(monkeypatch):
         return run(self, module, tokens, cache, *others, **settings)
 
     monkeypatch.setattr(StaticKVCache, "__init__", init)
-    monkeypatch.setattr(CachedModel, "_run", spy)
+    monkeypatch.setattr(Forwards, "run", spy)
     target = tiny_model("llama", layers=3)
     result = generate(target, EarlyExitDrafter(target, 1), prompts(2, 9, 9), 3, max_new_tokens=20)
     assert len(built) == 1

@@ -12,7 +12,7 @@ from specdec import FinishReason, Output, Request, Scheduler, SpeculativeDecoder
 from specdec.loop import log_probs, sequence, step
 from specdec.loop.graphs import StepGraphs
 from specdec.loop.log_probs import MAX_TOP, read_scores, score
-from specdec.models.forward import cached_model
+from specdec.models.forward import prefill
 from specdec.models.forward.prefill import PrefillChunk
 from support.crowds import scheduler
 from support.models import VOCABULARY, generate, prompts, tiny_model, tunable_pair
@@ -199,7 +199,7 @@ def test_padding_is_left_out_and_copies_have_the_same():
 def test_logits_of_a_prompt_are_never_all_there(monkeypatch):
     target = tiny_model("llama")
     ragged, sizes = prompts(2, 20, 40, seed=3), []
-    monkeypatch.setattr(cached_model, "LOGITS_TOKENS", 8)
+    monkeypatch.setattr(prefill, "LOGITS_TOKENS", 8)
     handle = target.lm_head.register_forward_hook(lambda module, given, logits: sizes.append(logits.shape[:-1].numel()))
     try:
         result = generate(target, None, ragged, max_new_tokens=0, prompt_log_probs=1)

@@ -228,16 +228,16 @@ def test_a_chunk_that_memory_ran_out_in(case):
     expected = cached.new_cache(2, 64)
     cached.prefill(expected, known)
     failing, fed, told = {2: True, 3: True}, [], {0: [], 1: []}
-    inner = cached._store
+    inner = cached.forwards.run
 
-    def store(cache, tokens, *rest):
-        result = inner(cache, tokens, *rest)
-        fed.append(len(tokens[0]))
+    def run(module, tokens, *rest, **settings):
+        result = inner(module, tokens, *rest, **settings)
+        fed.append(tokens.shape[1])
         if failing.pop(len(fed), False):  # after all layers: the worst case
             raise torch.OutOfMemoryError
         return result
 
-    cached._store = store
+    cached.forwards.run = run
     cached.prefill_chunk.size = 16
     cache = cached.new_cache(2, 64)
     with pytest.warns(RuntimeWarning, match="out of memory in prefill"):

@@ -42,7 +42,7 @@ TRIED = [
 def exchanged(monkeypatch):
     """Every cached model that is made later has such layers, on a CPU, too."""
     own = functools.partial(with_native_layers, device="cpu")
-    monkeypatch.setattr("specdec.models.forward.cached_model.with_native_layers", own)
+    monkeypatch.setattr("specdec.models.forward.forwards.with_native_layers", own)
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_they_compute_the_same(case, exchanged, calls, monkeypatch):
         return [feed(cached, cache, [text[part] for text in texts]) for part in parts]
 
     found, fused = logits(), len(calls)
-    monkeypatch.setattr("specdec.models.forward.cached_model.with_native_layers", lambda model: model)
+    monkeypatch.setattr("specdec.models.forward.forwards.with_native_layers", lambda model: model)
     assert all(map(torch.equal, found, logits()))
     assert len(calls) == fused and (fused == 0) == (case in OTHERS)
 

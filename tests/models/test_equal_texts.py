@@ -29,7 +29,7 @@ WAYS = {
 def texts(pair, asked: list[list[int]], new: int, **how) -> tuple[list[list[int]], float]:
     """What is generated, and how many tokens a step emitted."""
     decoder = SpeculativeDecoder(*pair, **how)
-    assert decoder.target.attention == "fused"
+    assert decoder.target.attention.name == "fused"
     found = decoder.generate(asked, max_new_tokens=new, eos_token_id=[])
     assert found.drafter_error is None
     return found.tokens, found.stats.tau

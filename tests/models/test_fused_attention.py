@@ -155,7 +155,7 @@ def test_many_tokens_and_large_trees_have_flex_attention(calls, monkeypatch):
     monkeypatch.setattr(attention, "_compiled", lambda: counted)
     cached = CachedModel(tiny_model(), attention="fused")
     cache = cached.new_cache(1, 100)
-    assert cached.reads_only_filled and cached.attention == "fused"
+    assert cached.reads_only_filled and cached.attention.name == "fused"
     for tokens in (MOST_ATTENDING, MOST_ATTENDING + 1):
         feed(cached, cache, [[1] * tokens])
     assert blocks == [9, 9] and [tokens for tokens, *_ in calls] == [8, 8]
@@ -192,8 +192,8 @@ def test_gradients_are_flex_attentions(calls, monkeypatch):
         cache.lengths = torch.zeros(1, dtype=torch.int64)
         places = torch.arange(2)[None]
         layout = cached.layout(places, places, 19)
-        assert not cached._fuses(2, None) and layout.mask is None
-    assert cached._fuses(2, None) and not calls
+        assert not cached.attention.fuses(2, None) and layout.mask is None
+    assert cached.attention.fuses(2, None) and not calls
 
 
 def test_what_it_takes_beside_caches_is_planned(monkeypatch):

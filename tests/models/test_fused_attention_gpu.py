@@ -57,7 +57,7 @@ def test_it_gives_the_logits_and_the_keys_of_the_model(model_type, of_tree, dtyp
     model = model_of(model_type, dtype)
     tree = Tree.of(torch.tensor([-1, -1, 0, 2], device="cuda")) if of_tree else None
     cached = CachedModel(model)
-    assert cached.attention == "fused" and cached.reads_only_filled
+    assert cached.attention.name == "fused" and cached.reads_only_filled
     (logits, stored), (own, its_stored) = fed(cached, tree), fed(CachedModel(model, attention="model"), tree)
     allowed = torch.finfo(dtype).eps ** 0.5
     assert (logits - own).abs().max() <= allowed * own.abs().max()

@@ -40,8 +40,8 @@ def model():
 @pytest.fixture
 def as_on_a_gpu(monkeypatch):
     """Models on a CPU get what a GPU's get."""
-    monkeypatch.setattr("specdec.models.forward.cached_model.with_native_linear", lambda model: model)
-    monkeypatch.setattr("specdec.models.forward.cached_model.with_merged", merged)
+    monkeypatch.setattr("specdec.models.forward.forwards.with_native_linear", lambda model: model)
+    monkeypatch.setattr("specdec.models.forward.forwards.with_merged", merged)
 
 
 @pytest.fixture
@@ -227,15 +227,15 @@ def test_the_next_text_is_merged_again(change, as_on_a_gpu):
     model = copy.deepcopy(model_of("qwen2"))
     cached = CachedModel(model)
     cached.new_cache(1, 20)
-    before = cached.steps
-    assert len(all_beside(before)) == 2 * len(model.model.layers) and cached.steps is before
+    before = cached.forwards.steps
+    assert len(all_beside(before)) == 2 * len(model.model.layers) and cached.forwards.steps is before
     cached.new_cache(1, 20)
-    assert cached.steps is before
+    assert cached.forwards.steps is before
     change(model)
     text = prompts(1, 9, 9)
     with torch.inference_mode():
         found = feed(cached, cached.new_cache(1, 20), text)
-    assert cached.steps is not before and is_merged_as_before(cached.steps)
+    assert cached.forwards.steps is not before and is_merged_as_before(cached.forwards.steps)
     assert_rows(model, found, [[]], text)
 
 

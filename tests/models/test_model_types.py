@@ -129,7 +129,7 @@ def test_unknown_types_are_checked_with_a_short_window(monkeypatch):
 
     def blind(self, model):
         init(self, model)
-        self._window = None
+        self.attention._window = None
 
     monkeypatch.setattr(CachedModel, "__init__", blind)
     with pytest.raises(ValueError, match="target: model type 'mistral' .* differ from a full forward"):

@@ -92,7 +92,7 @@ def test_they_compute_the_same(case, monkeypatch):
     model, text = model_of(case), prompts(1, 9, 9)
     with torch.inference_mode():
         got = feed(cached := CachedModel(model), cached.new_cache(1, 20), text)
-        monkeypatch.setattr("specdec.models.forward.cached_model.with_native_parts", lambda model, **more: model)
+        monkeypatch.setattr("specdec.models.forward.forwards.with_native_parts", lambda model, **more: model)
         torch.testing.assert_close(
             got, feed(cached := CachedModel(model), cached.new_cache(1, 20), text), atol=2e-5, rtol=1e-4
         )

@@ -217,7 +217,7 @@ def test_weights_that_were_replaced(calls):
         own.weight.data = own.weight.detach() * 1.5
     assert_same(cached)
     layer.mlp.up_proj.weight.data = layer.mlp.up_proj.weight.detach() * 1.5  # and again, in the middle of a text
-    torch.testing.assert_close(own_logits(cached.steps), own_logits(model), atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(own_logits(cached.forwards.steps), own_logits(model), atol=2e-5, rtol=1e-4)
 
 
 def test_adapters(calls):
@@ -244,8 +244,8 @@ def test_autocast_and_gradients_are_pytorchs(calls):
     cached = CachedModel(copy.deepcopy(tiny_model()), attention="model")
     tokens = torch.tensor(prompts(1, 7, 7))
     with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
-        assert cached.steps(tokens).logits.dtype == torch.bfloat16
-    cached.steps(tokens).logits.sum().backward()
+        assert cached.forwards.steps(tokens).logits.dtype == torch.bfloat16
+    cached.forwards.steps(tokens).logits.sum().backward()
     assert cached.model.model.layers[0].mlp.up_proj.weight.grad is not None
     assert not any(calls[name] for name in ("norm_linear", "add_linear", "linear"))
 
@@ -290,6 +290,6 @@ def test_a_deferred_norm_is_what_anyone_reads(calls):
 
 def test_what_ends_a_branch_is_known(calls):
     cached = CachedModel(copy.deepcopy(tiny_model()), attention="model")
-    last = [name for name, module in cached.steps.named_modules() if isinstance(module, LastLinear)]
+    last = [name for name, module in cached.forwards.steps.named_modules() if isinstance(module, LastLinear)]
     assert [name.rpartition(".")[2] for name in last] == ["o_proj", "down_proj"] * 2
     assert not any(isinstance(module, LastLinear) for module in cached.model.modules())

@@ -11,10 +11,11 @@ import weakref
 import pytest
 import torch
 from specdec.models.exchanged import huge_pages
-from specdec.models.forward import cached_model, programs, recorded
+from specdec.models.forward import forwards, programs, recorded
 from specdec.models.forward.cached_model import CachedModel
+from specdec.models.forward.forwards import Forwards
 from specdec.models.forward.programs import Memory
-from specdec.models.forward.recorded import RecordedForwards, is_recordable, record
+from specdec.models.forward.recorded import Recordings, is_recordable, record
 from specdec.models.load.loading import load_model
 from support import recorded as recording
 from support.feeding import feed
@@ -25,29 +26,10 @@ from torch import nn
 
 from specdec_kernels import Program
 
-# Of these, most calls are of our own operations.
-PROGRAMMED = {
-    *(
-        "gemma, one key head",
-        "glm4",
-        "opt",
-        "gemma2",
-        "gemma3",
-        "gemma3_text",
-        "granite",
-        "lfm2",
-        "llama",
-        "llama, tied",
-        "ministral",
-    ),
-    *("mistral", "olmo", "olmo2", "olmo3", "olmo_hybrid", "phi3", "qwen2", "qwen3", "smollm3", "stablelm"),
-    "starcoder2",
-}
-
 
 @pytest.fixture(autouse=True)
 def _inference(monkeypatch):
-    monkeypatch.setattr(cached_model, "RARE_RUNS", 1)
+    monkeypatch.setattr(forwards, "RARE_RUNS", 1)
     with torch.inference_mode():
         yield
 
@@ -62,18 +44,13 @@ class Owner:
         return self.own
 
 
-class NotRecorded(CachedModel):
-    def _replayed(self, tokens, cache, layout):
-        return self._run(self._steps, tokens, cache, layout).logits
-
-
 def both(model):
     """The model, by recordings and without."""
-    return CachedModel(model), NotRecorded(model)
+    return CachedModel(model), CachedModel(model, forwards=Forwards)
 
 
 def replays(cached: CachedModel) -> int:
-    return cached._recorded.replays
+    return cached.forwards.recordings.replays
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -83,7 +60,7 @@ def test_the_bits_are_those_of_the_modules(case):
     replayed, called = both(model_of(case))
     for seed in range(2):
         before = replays(replayed)
-        capacity = 60 if replayed._attention != "native" or replayed.recurrent else 60 + seed
+        capacity = 60 if not replayed.attention.is_native or replayed.recurrent else 60 + seed
         caches = [cached.new_cache(2, capacity, window=4) for cached in (replayed, called)]
         known = prompts(2, 3, 9, seed=seed)
         for cached, cache in zip((replayed, called), caches, strict=True):
@@ -99,20 +76,12 @@ def test_the_bits_are_those_of_the_modules(case):
             lengths = lengths + torch.tensor([max(n - step % 2, 0) for n in counts])
         # Some keep a tensor that is neither a weight nor of a cache, and are recorded over each cache.
         assert replays(replayed) - before in ((4,), (6, 8))[seed], case
-    assert (replayed._recorded.programs > 0) == (case in PROGRAMMED)
 
 
 @pytest.mark.parametrize("case", ["llama", "gemma3_text", "gpt_neox", "mixtral", "phi3"])
 def test_no_number_of_slots_is_recorded(case, monkeypatch):
     """Where forwards over caches of other capacities share a recording."""
     sources, numbers = [], []
-    monkeypatch.setattr(recorded, "_compiled", lambda source: sources.append(source) or compile(source, "", "exec"))
-    written = recorded._written
-
-    def read(*given):
-        bind = written(*given)
-        numbers.append([x for x in bind.__globals__.values() if isinstance(x, int | float)])
-        return bind
 
     class Noted(programs.Programs):
         def __init__(self, *given):
@@ -122,14 +91,13 @@ def test_no_number_of_slots_is_recorded(case, monkeypatch):
             for step in self._steps:
                 programs._exchanged(step.arguments, int | float, steps[0].append)
 
-    monkeypatch.setattr(recorded, "_written", read)
     monkeypatch.setattr(recorded, "Programs", Noted)
     for capacity in (40, 67):
         cached = CachedModel(model_of(case))
         cache = cached.new_cache(2, capacity)
         for _ in range(2):
             feed(cached, cache, [[3, 4], [5]])
-    assert cached._attention == "native" and len(sources) == 2 and sources[0] == sources[1]
+    assert cached.attention.is_native and len(sources) == 2 and sources[0] == sources[1]
     assert numbers[0] == numbers[1] != []
 
 
@@ -148,32 +116,32 @@ def test_no_number_of_slots_is_recorded(case, monkeypatch):
 )
 def test_what_depends_on_numbers_is_not_recorded(forward):
     x = torch.tensor([1.0, -2.0, 3.0])
-    forwards, owner = RecordedForwards([]), Owner()
+    recordings, owner = Recordings([]), Owner()
     for given in (x, x, x, -x, -x):
-        assert torch.equal(forwards.run("key", owner, forward, given), forward(given))
-    assert forwards.replays == 0
+        assert torch.equal(recordings.run("key", owner, forward, given), forward(given))
+    assert recordings.replays == 0
 
 
 def test_inputs_that_are_one_tensor_stay_two_inputs():
     x, y = torch.tensor([1.0, 2.0]), torch.tensor([5.0, 7.0])
-    _, (bind, *_) = record(lambda a, b: a - 2 * b, [], x, x)
-    assert bind(Memory(), [])(x, y).tolist() == [-9.0, -12.0]
+    _, (programs, _) = record(lambda a, b: a - 2 * b, [], x, x)
+    assert programs.bind(Memory(), [])(x, y).tolist() == [-9.0, -12.0]
 
 
 @pytest.mark.parametrize("first", [lambda x: (x, x), lambda x: (x[:1], x[1:].expand(1, 2)), lambda x: (x[:1], x[1:])])
 def test_inputs_of_a_program_that_share_memory_stay_two_inputs(first):
-    forwards, owner = RecordedForwards([]), Owner()
+    recordings, owner = Recordings([]), Owner()
     x, y = first(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
     for step in range(6):
-        found = forwards.run("key", owner, lambda a, b: (a + a).t().t() + (b + b).reshape(b.shape) * 2, x, y)
+        found = recordings.run("key", owner, lambda a, b: (a + a).t().t() + (b + b).reshape(b.shape) * 2, x, y)
         assert torch.equal(found, 2 * x + 4 * y)
         x, y = (z + step for z in (x, 3 * y)) if step > 1 else (x, y)
-    assert forwards.programs == 4
+    assert recordings.replays == 4
 
 
 def test_each_cache_has_its_own_tensors():
     weight, x = torch.tensor([2.0, 3.0, 5.0]), torch.ones(2)
-    forwards, owners = RecordedForwards([weight]), [Owner(torch.zeros(2, 3)) for _ in range(2)]
+    recordings, owners = Recordings([weight]), [Owner(torch.zeros(2, 3)) for _ in range(2)]
 
     def forward(own, x):
         own[:, 1].add_(x)
@@ -182,46 +150,34 @@ def test_each_cache_has_its_own_tensors():
     for owner in owners:
         expected = torch.zeros(2, 3)
         for step in range(5):
-            found = forwards.run("key", owner, lambda x, own=owner.own[0]: forward(own, x), x * step)
+            found = recordings.run("key", owner, lambda x, own=owner.own[0]: forward(own, x), x * step)
             assert torch.equal(found, forward(expected, x * step)) and torch.equal(owner.own[0], expected)
-    assert forwards.replays == 3 + 5
+    assert recordings.replays == 3 + 5
 
 
 def test_what_is_nobodys_is_recorded_for_each_cache():
     """A tensor that may be the cache's, though it does not say so."""
-    forwards, owners = RecordedForwards([]), [Owner() for _ in range(2)]
+    recordings, owners = Recordings([]), [Owner() for _ in range(2)]
     for owner in owners:
         kept = torch.zeros(2)
         for step in range(4):
-            assert forwards.run("key", owner, kept.add_, torch.ones(2)).tolist() == [step + 1.0] * 2
-    assert forwards.replays == 2 + 3
-
-
-def test_results_are_freed_when_no_call_needs_them():
-    def forward(x):
-        for _ in range(9):
-            x = x * 2
-        return x
-
-    _, (bind, *_) = record(forward, [], torch.ones(4))
-    replay = bind(Memory(), [])
-    assert replay.__code__.co_varnames == ("x0", "v0")
-    assert replay(torch.ones(4)).tolist() == [512.0] * 4
+            assert recordings.run("key", owner, lambda x, kept=kept: kept.add_(x) * 1, torch.ones(2)).tolist() == [step + 1.0] * 2
+    assert recordings.replays == 2 + 3
 
 
 def test_the_oldest_recordings_go():
-    forwards, owner = RecordedForwards([], most=2), Owner()
+    recordings, owner = Recordings([], most=2), Owner()
     for key in (1, 1, 2, 2, 3, 3):
-        forwards.run(key, owner, lambda x: x + 1, torch.ones(key))
-    assert [*forwards._known] == [*forwards._bound[owner]] == [2, 3]
+        recordings.run(key, owner, lambda x: x + 1, torch.ones(key))
+    assert [*recordings._known] == [*recordings._bound[owner]] == [2, 3]
     for _ in range(3):
-        forwards.run(1, owner, lambda x: x + 1, torch.ones(1))
-    assert [*forwards._known] == [*forwards._bound[owner]] == [3, 1] and forwards.replays == 1
+        recordings.run(1, owner, lambda x: x + 1, torch.ones(1))
+    assert [*recordings._known] == [*recordings._bound[owner]] == [3, 1] and recordings.replays == 1
 
 
 def test_what_comes_seldom_is_not_recorded(monkeypatch):
     """As a short text has few steps of some widths; and first runs are told from later ones."""
-    monkeypatch.setattr(cached_model, "RARE_RUNS", 3)
+    monkeypatch.setattr(forwards, "RARE_RUNS", 3)
     for tokens, runs in ((1, 1), (2, 3)):
         cached, found = CachedModel(tiny_model()), []
         caches = [cached.new_cache(1, 60), cached.new_cache(1, 60)]
@@ -270,7 +226,7 @@ def test_hooks_and_adapters_are_run():
     assert len(calls) == 4 and not is_recordable(model)
     handle.remove()
     cached.new_cache(1, 20)
-    assert cached._records
+    assert cached.forwards.is_recorded
     model.model.layers[0].register_module("lora", type("LoraLayer", (nn.Module,), {"__module__": "peft.tuners"})())
     assert not is_recordable(model)
 
@@ -285,11 +241,11 @@ def test_new_weights_are_used_and_a_cache_takes_its_recordings_with_it():
         assert torch.equal(
             *(feed(cached, cache, [[3]]) for cached, cache in zip((replayed, called), caches, strict=True))
         )
-    assert replays(replayed) == replayed._recorded.programs == 3
+    assert replays(replayed) == 3
     stored = weakref.ref(caches[0].layers[0].keys)
     del caches
     gc.collect()
-    assert stored() is None and not replayed._recorded._bound and not replayed._recorded._memory
+    assert stored() is None and not replayed.forwards.recordings._bound and not replayed.forwards.recordings._memory
 
 
 def steps(cached, cache, count, seed=0):
@@ -306,7 +262,7 @@ def test_programs_of_two_caches_do_not_disturb_each_other():
         for own, cache, seed in zip(found, caches, (0, 50), strict=True):
             own += steps(replayed, cache, 1, seed + i)
     assert all(torch.equal(*pair) for pairs in map(zip, found, expected) for pair in pairs)
-    assert replayed._recorded.programs == 10 + 12
+    assert replays(replayed) == 10 + 12
 
     def work(i):
         with torch.inference_mode():
@@ -336,14 +292,14 @@ def test_a_program_leaves_results_and_inputs_to_their_owners():
                 steps(cached, cache, 3) for cached, cache in zip((replayed, called), caches[2 * i :], strict=False)
             ]
         assert all(map(torch.equal, *first)) and all(map(torch.equal, *later))
-    assert replayed._recorded.programs == 7 + 9
+    assert replays(replayed) == 7 + 9
 
 
 def test_a_program_fails_as_its_operations():
     replayed = CachedModel(tiny_model())
     cache = replayed.new_cache(1, 20)
     steps(replayed, cache, 5)
-    token, position, before = torch.tensor([[3]]), torch.tensor([[6]]), replayed._recorded.programs
+    token, position, before = torch.tensor([[3]]), torch.tensor([[6]]), replays(replayed)
     with pytest.raises(RuntimeError, match="rows has a number that is no row of target"):
         replayed(token, cache, replayed.layout(position, position + 10**6, 20))
     fails, runs = (replayed.layout(position, position + n, 20) for n in (10**6, 0))
@@ -356,11 +312,11 @@ def test_a_profiler_sees_every_operation():
     replayed = CachedModel(tiny_model())
     cache = replayed.new_cache(1, 20)
     steps(replayed, cache, 5)
-    before = replayed._recorded.programs
+    before = replays(replayed)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         steps(replayed, cache, 1)
     assert "specdec_kernels::linear" in {event.key for event in profiler.key_averages()}
-    assert before == replayed._recorded.programs == 3
+    assert before == replays(replayed) == 3
 
 
 def test_programs_are_not_made_or_freed_in_what_others_record(monkeypatch):
@@ -370,7 +326,7 @@ def test_programs_are_not_made_or_freed_in_what_others_record(monkeypatch):
     cache, gone = replayed.new_cache(1, 30), replayed.new_cache(1, 30)
     steps(replayed, gone, 5)
     steps(replayed, cache, 2)
-    before = replayed._recorded.programs
+    before = replays(replayed)
     with recording.Recording() as watch:
         found = steps(replayed, cache, 4, seed=2)
         del gone
@@ -382,19 +338,19 @@ def test_programs_are_not_made_or_freed_in_what_others_record(monkeypatch):
     watch.replay()
     cache.lengths.copy_(lengths)
     found += steps(replayed, cache, 3, seed=9)
-    assert all(map(torch.equal, found, expected[2:])) and replayed._recorded.programs == before + 6
+    assert all(map(torch.equal, found, expected[2:])) and replays(replayed) == before + 6
 
 
 def test_programs_of_a_cache_share_their_memory():
     replayed = CachedModel(tiny_model())
     cache = replayed.new_cache(1, 60)
-    memory, used = replayed._recorded._memory, []
+    memory, used = replayed.forwards.recordings._memory, []
     for tokens in (8, *range(1, 9)):
         for _ in range(5):
             cache.lengths = torch.tensor([3])
             feed(replayed, cache, [[5] * tokens])
         used.append(sum(size * len(blocks) for size, blocks in memory[cache]._blocks.items()))
-    assert replayed._recorded.programs == 8 * 3 + 5 and used[-1] <= 2 * used[0] < 100_000
+    assert replays(replayed) == 8 * 3 + 5 and used[-1] <= 2 * used[0] < 100_000
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 5])
@@ -409,7 +365,7 @@ def test_layers_are_one_program(tokens, monkeypatch):
     for _ in range(5):
         cache.lengths = torch.tensor([3])
         feed(replayed, cache, [[5] * tokens])
-    assert replayed._recorded.programs == 3 and 0 < len(made) <= 2
+    assert replays(replayed) == 3 and 0 < len(made) <= 2
 
 
 def _counted(program: Program, made: list[Program]) -> None:
@@ -425,7 +381,7 @@ def double(x, own):
 
 
 @pytest.mark.parametrize(
-    ("calls", "programs"),
+    ("calls", "replays"),
     [
         ([double, double, double], 4),
         ([double, double, lambda x, own: x * 3, double, double], 4),  # two programs, and PyTorch's between
@@ -435,21 +391,22 @@ def double(x, own):
         ([double, lambda x, own: own.index_copy_(0, torch.tensor([2]), x)[1:3], double, double], 4),
         ([double, double, lambda x, own: x.mul_(2)], 0),  # the last call makes nothing
         ([lambda x, own: x.mul_(2), double, double, double], 0),  # changes an input
-        ([double, *[lambda x, own: x * 2] * 3], 0),  # most are PyTorch's
+        ([double, *[lambda x, own: x * 2] * 3], 4),  # most are PyTorch's
+        ([lambda x, own: x * 2] * 3, 4),  # all are
         ([lambda x, own: x.as_strided((1, 2), (2, 1), 0), double, double, double], 0),  # of an input
         ([lambda x, own: x.new_ones(600, 600)] + [double] * 4, 0),  # large
         ([double, double, lambda x, own: x + LARGE.view(-1)[:2], double, double], 4),  # which is only looked at
     ],
 )
-def test_what_is_a_program(calls, programs):
+def test_what_is_replayed(calls, replays):
     """Of a forward that also writes to its cache."""
-    forwards, owner, expected = RecordedForwards([]), Owner(torch.zeros(4, 2)), torch.zeros(4, 2)
+    recordings, owner, expected = Recordings([]), Owner(torch.zeros(4, 2)), torch.zeros(4, 2)
 
     def forward(own, x):
         return functools.reduce(lambda y, call: call(y, own), calls, x)
 
     for step in range(6):
         x = torch.tensor([[1.0, 2.0]]) * step
-        found = forwards.run("key", owner, functools.partial(forward, owner.own[0]), x.clone())
+        found = recordings.run("key", owner, functools.partial(forward, owner.own[0]), x.clone())
         assert torch.equal(found, forward(expected, x)) and torch.equal(owner.own[0], expected)
-    assert forwards.replays == 4 and forwards.programs == programs
+    assert recordings.replays == replays

@@ -3,6 +3,8 @@ before and after the accepted nodes were moved to the front."""
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from specdec import StaticKVCache
@@ -11,7 +13,7 @@ from specdec.models.cache.compaction import Compaction
 from specdec.models.cache.kv_cache import visible_slots
 from specdec.models.cache.recurrent_layer import RecurrentLayer
 from specdec.models.cache.tree import Tree
-from specdec.models.forward import attention
+from specdec.models.forward import attention, forwards
 from specdec.models.forward.cached_model import CachedModel
 from specdec.models.forward.compiled import CompiledForward
 from specdec.models.supported import cached_model, why_no_trees
@@ -228,18 +230,18 @@ def test_flex_attention_sees_the_same(case, monkeypatch):
     assert_paths(CachedModel(model, attention="flex"))
     assert set(calls) == {17}
     calls.clear()
-    monkeypatch.setattr("specdec.models.forward.cached_model.MAX_QUERIES", 16)
+    monkeypatch.setattr("specdec.models.forward.step_attention.MAX_QUERIES", 16)
     assert_paths(CachedModel(model, attention="flex"), steps=(BROAD,))
     assert not calls
 
 
 @pytest.mark.nightly
-def test_a_compiled_forward_takes_trees():
+def test_a_compiled_forward_takes_trees(monkeypatch):
     """Dynamo's graphs are run as they are, so this says that the mask is all that a tree changes."""
     torch._dynamo.reset()
-    cached = CachedModel(tiny_model("gemma3"))
-    cached._compiled = CompiledForward(cached.model, backend="eager")
-    assert_paths(cached)
+    eager = functools.partial(CompiledForward, backend="eager")
+    monkeypatch.setattr(forwards, "compiled_copy", lambda model, dtype: (model, eager(model)))
+    assert_paths(CachedModel(tiny_model("gemma3"), compile=True))
     torch._dynamo.reset()
 
 

@@ -96,11 +96,11 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "python/specdec/models/forward/cached_model.py",
+        "python/specdec/models/forward/prefill.py",
         "tests/loop/test_recurrent_targets.py -k ran_out",
         {
-            "prefill-takes-a-chunk-twice-into-a-state": ("if failed and cache.recurrent:", "if False:"),
-            "prefill-tells-logits-again": ("known = max(told[i] - positions[i], 0)", "known = 0"),
+            "prefill-takes-a-chunk-twice-into-a-state": ("if self._failed and self._cache.recurrent:", "if False:"),
+            "prefill-tells-logits-again": ("known = max(self._told[i] - positions[i], 0)", "known = 0"),
             "prefill-goes-on-behind-a-state": (
                 "start if start >= least else 0",
                 "start",
@@ -153,17 +153,23 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "python/specdec/models/forward/cached_model.py",
+        "python/specdec/models/forward/prefill.py",
         "tests/models/test_kv_cache.py::test_ragged_cache_equals_full_forwards",
         {
             "model-pads-into-slot-0": ("torch.where(valid, places, cache.trash)", "torch.where(valid, places, 0)"),
+        },
+    ),
+    *mutations(
+        "python/specdec/models/forward/step_attention.py",
+        "tests/models/test_kv_cache.py::test_ragged_cache_equals_full_forwards",
+        {
             "model-counts-a-fed-token-twice": (
                 "self._keys(layout.visible) < layout.positions[:, :1]",
                 "self._keys(layout.visible) <= layout.positions[:, :1]",
             ),
             "trees-are-masked-as-chains": (
-                "self._mask(positions, visible, tree), tree)",
-                "self._mask(positions, visible), tree)",
+                "self.mask(positions, visible, tree), tree)",
+                "self.mask(positions, visible), tree)",
                 "tests/models/test_tree_attention.py",
             ),
         },

@@ -155,7 +155,7 @@ def _by(where: str, call):
         processor = Processor(lambda scores: call() or scores, 5)
         requests[FAULTY] = dataclasses.replace(requests[FAULTY], logits_processor=[processor])
     else:
-        run = with_decoder.drafter.model._run
+        run = with_decoder.drafter.model.forwards.run
         model, calls = with_decoder.drafter.model, []
 
         def counted(module, *arguments, **named):
@@ -164,7 +164,7 @@ def _by(where: str, call):
                 call()
             return run(module, *arguments, **named)
 
-        model._run = counted
+        model.forwards.run = counted
     return with_decoder, requests
 
 
@@ -218,7 +218,7 @@ ERRORS = {
 def test_a_step_that_fails_ends_what_decodes_and_nothing_else(error, where, async_scheduling, monkeypatch):
     error, with_decoder, calls = ERRORS[error], decoder(), []
     model = with_decoder.target
-    decided, forward = specdec.loop.step.speculative_step, model._run
+    decided, forward = specdec.loop.step.speculative_step, model.forwards.run
 
     def fails(call, *arguments, **named):
         calls.append(call)
@@ -231,11 +231,11 @@ def test_a_step_that_fails_ends_what_decodes_and_nothing_else(error, where, asyn
     else:
 
         def run(call, *arguments, **named):
-            if call is model._prompts:
+            if call is model.forwards.prompts:
                 return fails(forward, call, *arguments, **named)
             return forward(call, *arguments, **named)
 
-        model._run = run
+        model.forwards.run = run
     s = scheduler(with_decoder, async_scheduling=async_scheduling)
     for request in crowd():
         s.submit(request)
@@ -266,7 +266,7 @@ def test_interrupted_while_a_prompt_is_read():
     """The part is read again."""
     with_decoder, calls = decoder(), []
     model = with_decoder.target
-    run = model._run
+    run = model.forwards.run
 
     def interrupted(module, *arguments, **named):
         calls.append(module)
@@ -274,7 +274,7 @@ def test_interrupted_while_a_prompt_is_read():
             raise KeyboardInterrupt
         return run(module, *arguments, **named)
 
-    model._run = interrupted
+    model.forwards.run = interrupted
     s = scheduler(with_decoder)
     for request in crowd():
         s.submit(request)

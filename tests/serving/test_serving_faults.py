@@ -66,42 +66,42 @@ class Setup:
 
     def on_logits(self, model, fault: Callable[[torch.Tensor, torch.Tensor, int], None]) -> None:
         """``fault(logits [R, n, V], tokens [R, n], row)`` at each forward in which the faulty request decodes."""
-        run = model._run
+        run = model.forwards.run
 
         def faulty(forward, tokens, *others, **named):
             out = run(forward, tokens, *others, **named)
-            if forward is model._prompts and self.scheduler is not None and (row := self.row()) is not None:
+            if forward is model.forwards.prompts and self.scheduler is not None and (row := self.row()) is not None:
                 fault(out.logits, tokens, row)
             return out
 
-        model._run = faulty
+        model.forwards.run = faulty
 
     def on_prefill(self, model, fault: Callable[[], None]) -> None:
         """Whenever a part of the faulty request's prompt is read."""
-        run, prompt = model._run, self.prompt()
+        run, prompt = model.forwards.run, self.prompt()
 
         def faulty(forward, tokens, *others, **named):
             part = tokens[0].tolist()
             if (
-                forward is not model._prompts
+                forward is not model.forwards.prompts
                 and len(part) > 1
                 and any(prompt[i : i + len(part)] == part for i in range(len(prompt)))
             ):
                 fault()
             return run(forward, tokens, *others, **named)
 
-        model._run = faulty
+        model.forwards.run = faulty
 
     def on_forward(self, model, fault: Callable[[], None]) -> None:
         """At each forward of all rows."""
-        run = model._run
+        run = model.forwards.run
 
         def faulty(forward, *arguments, **named):
-            if forward is model._prompts and self.scheduler is not None:
+            if forward is model.forwards.prompts and self.scheduler is not None:
                 fault()
             return run(forward, *arguments, **named)
 
-        model._run = faulty
+        model.forwards.run = faulty
 
     def once(self, error: BaseException, call: int = 1) -> Callable[[], None]:
         def fault():

@@ -34,4 +34,4 @@ def masked(monkeypatch) -> None:
 
 def unrecorded(monkeypatch) -> None:
     """Every forward runs its modules, for tests that look into forwards."""
-    monkeypatch.setattr("specdec.models.forward.cached_model.is_recordable", lambda model: False)
+    monkeypatch.setattr("specdec.models.forward.forwards.is_recordable", lambda model: False)

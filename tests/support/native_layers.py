@@ -114,5 +114,5 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     monkeypatch.setattr(linear, "is_ours", lambda x: False)
     for own in (with_merged, with_native_layers):
         replaced = functools.partial(own, device="cpu")
-        monkeypatch.setattr(f"specdec.models.forward.cached_model.{own.__name__}", replaced)
+        monkeypatch.setattr(f"specdec.models.forward.forwards.{own.__name__}", replaced)
     return calls

@@ -12,7 +12,9 @@ from specdec_kernels import DraftStep
 
 from ..checks import refuse
 from ..models.cache.kv_cache import StaticKVCache
-from ..models.forward.cached_model import CachedModel, Layout, computing_dtype
+from ..models.exchanged.stored_weights import computing_dtype
+from ..models.forward.cached_model import CachedModel
+from ..models.forward.layout import Layout
 from ..models.forward.prompt_parts import PromptParts
 from ..models.load.reduced_head import reduced_ids
 from ..models.supported import cached_model

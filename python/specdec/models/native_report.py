@@ -28,12 +28,12 @@ _LAST = (LastLinear, LastInt8Linear)
 def native_report(model: PreTrainedModel) -> dict[str, str]:
     """Returns what there is to say of each kind of part, by its name."""
     cached = CachedModel(model)
-    modules, exchanged = list(cached.steps.modules()), list(with_native_layers(cached.steps, "cpu").modules())
+    modules, exchanged = list(cached.forwards.steps.modules()), list(with_native_layers(cached.forwards.steps, "cpu").modules())
     linear = Counter(_stored(m) for m in modules if isinstance(m, NativeLinear | Int8Linear))
     layers = [m for m in exchanged if isinstance(m, NativeLayer)]
     others = sum(isinstance(m, nn.Linear) and not isinstance(m, NativeLinear | Int8Linear) for m in modules)
     numbers = ", ".join(f"{count} of {stored}" for stored, count in sorted(linear.items())) or "none"
-    together = Counter(len(beside.layers) for beside in all_beside(cached.steps))
+    together = Counter(len(beside.layers) for beside in all_beside(cached.forwards.steps))
     products = ", ".join(f"{count} of {size} layers" for size, count in sorted(together.items(), reverse=True))
     why = "" if is_wanted() else f", as {SETTING} is 0"
     lacks = why_its_own(model, "cuda")
@@ -41,7 +41,7 @@ def native_report(model: PreTrainedModel) -> dict[str, str]:
     return {
         "linear layers": f"{numbers}" + (f"; {others} by PyTorch" if others else ""),
         "layers computed together": products or f"none{why}",
-        "attention": "the model's own function" if cached.attention == "model" else cached.attention,
+        "attention": "the model's own function" if cached.attention.name == "model" else cached.attention.name,
         "attention on a GPU": f"its own, of a model {lacks}"
         if lacks
         else f"fused, of up to {MOST_ATTENDING} tokens a step",
@@ -65,7 +65,7 @@ def _on_a_gpu(modules: Sequence[nn.Module], layers: Sequence[Any]) -> str:
 
 
 def _forwards(cached: CachedModel) -> dict[str, str]:
-    return {"forwards": "replayed" if cached.is_recorded else "not recorded, as there are hooks or adapters"}
+    return {"forwards": "replayed" if cached.forwards.is_recorded else "not recorded, as there are hooks or adapters"}
 
 
 def _stored(layer: NativeLinear | Int8Linear) -> str:

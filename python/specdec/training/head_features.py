@@ -10,7 +10,8 @@ import torch
 from ..checks import refuse
 from ..drafters.heads.vocabulary import target_head
 from ..models.cache.features import FeatureStore
-from ..models.forward.cached_model import CachedModel, OnLogits
+from ..models.forward.cached_model import CachedModel
+from ..models.forward.prefill import OnLogits
 from .heads.learner import Lesson
 from .shards import Shards
 

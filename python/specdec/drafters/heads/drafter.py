@@ -12,8 +12,9 @@ from ...models.cache.features import tapped
 from ...models.cache.kv_cache import visible_slots
 from ...models.exchanged.merged import with_merged
 from ...models.exchanged.native_parts import with_native_parts
-from ...models.forward.cached_model import PREFILL_TOKENS, CachedModel, Layout
-from ...models.forward.prefill import PrefillChunk
+from ...models.forward.cached_model import CachedModel
+from ...models.forward.layout import Layout
+from ...models.forward.prefill import PREFILL_TOKENS, PrefillChunk
 from ...models.forward.prompt_parts import PromptParts
 from ..drawing import Drawing
 from ..model import neighbours

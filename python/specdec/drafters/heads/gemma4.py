@@ -11,7 +11,7 @@ from torch import nn
 from ...checks import refuse
 from ...models.cache.kv_cache import StaticKVCache
 from ...models.forward.attention import Queries, can_be_fused, dense_mask, seen_slots
-from ...models.forward.cached_model import Layout
+from ...models.forward.layout import Layout
 from .checkpoint import Checkpoint
 from .fused import layers_can_fuse
 from .interface import Head, HeadInput, Logits

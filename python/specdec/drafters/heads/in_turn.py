@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from ...models.cache.kv_cache import StaticKVCache
-from ...models.forward.cached_model import Layout
+from ...models.forward.layout import Layout
 from ..tree_growth import Growing, Level
 from .interface import Head, HeadInput, Logits
 

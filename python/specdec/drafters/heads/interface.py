@@ -15,7 +15,7 @@ from ...models.cache.kv_layer import Slot
 from ...models.cache.tree import Tree
 from ...models.exchanged.beside import BESIDE, Names
 from ...models.forward.attention import Queries, can_be_fused, dense_mask, seen_slots
-from ...models.forward.cached_model import Layout
+from ...models.forward.layout import Layout
 from ..tree_growth import Growing, Level
 
 Logits = Generator[torch.Tensor, torch.Tensor, None]

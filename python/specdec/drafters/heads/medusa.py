@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.functional import silu
 
 from ...models.cache.kv_cache import StaticKVCache
-from ...models.forward.cached_model import Layout
+from ...models.forward.layout import Layout
 from .interface import Head, HeadInput, Logits
 
 

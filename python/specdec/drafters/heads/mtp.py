@@ -11,7 +11,7 @@ from torch import nn
 from ...models.cache.kv_cache import StaticKVCache, cache_argument
 from ...models.cache.kv_layer import Slot
 from ...models.forward.attention import says_slots
-from ...models.forward.cached_model import Layout
+from ...models.forward.layout import Layout
 from .blocks import Rotation
 from .in_turn import DraftsInTurn
 from .interface import Head, HeadInput, Logits

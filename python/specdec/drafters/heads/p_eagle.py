@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ...models.cache.kv_cache import StaticKVCache
-from ...models.forward.cached_model import Layout
+from ...models.forward.layout import Layout
 from .eagle3 import Eagle3
 from .interface import HeadInput, Logits
 

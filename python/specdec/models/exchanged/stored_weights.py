@@ -51,6 +51,17 @@ def stores_bfloat16(model: nn.Module) -> bool:
     return isinstance(model, _ComputesInFloat32)
 
 
+def computing_dtype(model: PreTrainedModel) -> torch.dtype:
+    """Returns the dtype of the hidden states: that of the first parameter that is not quantised (not an integer or an
+    8-bit float), unless it is only stored in that."""
+    if stores_bfloat16(model):
+        return model.dtype
+    dtypes = (p.dtype for p in model.parameters() if p.is_floating_point() and p.itemsize > 1)
+    configured = model.config.dtype
+    default = configured if isinstance(configured, torch.dtype) else torch.get_default_dtype()
+    return next(dtypes, default)
+
+
 def compute_in_float32(model: PreTrainedModel) -> PreTrainedModel:
     """Makes a model on a CPU compute in float32, in place, and returns it. Weights of 16 bits of its linear layers and
     embeddings stay as they are; all others become float32, experts among them; without native code all do. If they do

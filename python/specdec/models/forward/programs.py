@@ -1,8 +1,8 @@
-"""Replays of small steps as native programs: calls on memory that stays where it is, without Python between them.
+"""Replays of forwards: calls on memory that stays where it is, with little Python between them.
 
 In Python, a call takes some microseconds, and a step has a thousand. Here all that they make gets a place for each
-cache, once. Views are then made once, too, and operations of our own run as programs. PyTorch's run between these, and
-what they return is copied to its place.
+cache, once. Views are then made once, too, and operations of our own run as native programs, without Python between
+them. PyTorch's run between these, and what they return is copied to its place.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from specdec_kernels import Program
 from .calls import Call, memory_of, tensors
 
 _LARGEST = 1 << 20  # bytes of a value: to make a larger one takes much longer than a call
+Forward = Callable[..., torch.Tensor]
 
 
 class Memory:
@@ -86,7 +87,7 @@ class Programs:
         calls, own, inputs, result: as recorded. None of these tensors is kept but weights and other constants.
 
     Raises:
-        NotImplementedError: why it stays Python.
+        NotImplementedError: why it cannot be replayed.
     """
 
     def __init__(
@@ -132,16 +133,13 @@ class Programs:
         if not makes:
             raise NotImplementedError("the last call does not make the result")
         self._head, self._result = self._steps.pop(), (makes[0], made(result).layout)
-        called = [step.is_kept for step in self._steps if not step.is_view]
-        if 2 * sum(called) < len(called) or not called:
-            raise NotImplementedError("most calls are PyTorch's")
         placed = [x for step in self._steps if not step.is_view for x in step.made.values()]
         if max(x.bytes for x in (*self._inputs, *placed)) > _LARGEST:
             raise NotImplementedError("it is no small step")
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def bind(self, memory: Memory, own: Sequence[torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def bind(self, memory: Memory, own: Sequence[torch.Tensor]) -> Forward:
         """Returns what replays it over a cache with these tensors, which are not read or written yet.
 
         Raises:

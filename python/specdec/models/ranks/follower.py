@@ -19,7 +19,8 @@ from ..cache.kv_cache import StaticKVCache
 from ..cache.kv_layer import Slot
 from ..cache.tree import Tree
 from ..exchanged.shards import with_whole_ends
-from ..forward.cached_model import CachedModel, Layout
+from ..forward.cached_model import CachedModel
+from ..forward.layout import Layout
 from .channel import Follower
 from .sharded import least_free
 
@@ -123,7 +124,7 @@ class _FollowingModel(CachedModel):
     """This rank's part of the model that rank 0 drives."""
 
     def cache(self, rows: int, capacity: int, dtype: torch.dtype | None) -> _FollowingCache:
-        as_stored = self._attention == "native"
+        as_stored = self.attention.is_native
         cache = _FollowingCache(self.config, rows, capacity, self.device, dtype=dtype, as_stored=as_stored)
         cache.model = self
         return cache
@@ -142,9 +143,10 @@ class _FollowingModel(CachedModel):
         tokens, positions, slots, *parents = tensors
         # With the root, a tree's parents are counted from 0.
         tree = Tree.of(parents[0][:, 1:] - 1) if parents else None
-        mask = self._mask(positions, visible, tree) if masked else None
-        called: Any = {"steps": self._steps, "prompts": self._prompts, "base": self._prompts.base_model}[module]
-        self._run(called, tokens, cache, Layout(positions, slots, visible, mask, tree), first_row, keep)
+        mask = self.attention.mask(positions, visible, tree) if masked else None
+        own = self.forwards
+        called: Any = {"steps": own.steps, "prompts": own.prompts, "base": own.prompts.base_model}[module]
+        own.run(called, tokens, cache, Layout(positions, slots, visible, mask, tree), first_row, keep)
 
 
 def _dtype(name: str | None) -> torch.dtype | None:

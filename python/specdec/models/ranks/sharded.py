@@ -3,8 +3,9 @@ which all that touches the weights or the cache is done by the other ranks as we
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import distributed
@@ -15,7 +16,9 @@ from ..cache.kv_cache import StaticKVCache
 from ..cache.kv_layer import LayerSlot
 from ..cache.recurrent_layer import RecurrentLayer
 from ..exchanged.shards import with_whole_ends
-from ..forward.cached_model import CachedModel, Layout
+from ..forward.cached_model import CachedModel
+from ..forward.forwards import Forwards
+from ..forward.layout import Layout
 from ..machine.free_memory import free_memory
 from .channel import Leader
 
@@ -24,10 +27,8 @@ UNKNOWN = 2**62  # bytes of free memory, where a rank cannot tell
 
 
 class ShardedModel(CachedModel):
-    """A ``CachedModel`` of rank 0, whose forwards all ranks enter. They get the tokens and where these are, and make
-    masks themselves. Logits are gathered by transformers, so that rank 0 has them whole. A rank that fails ends all
-    forwards for good: every later one raises :class:`~specdec.models.ranks.channel.RanksParted`. Nothing is recorded or
-    compiled.
+    """A ``CachedModel`` of rank 0, whose forwards all ranks enter (:class:`LedForwards`), as they do all else that touches
+    the weights or the caches. Nothing is compiled.
 
     Args:
         model, name, cache_dtype: as in ``CachedModel``; rank 0's part of a model that ``load_model(tp=...)`` loaded.
@@ -41,7 +42,8 @@ class ShardedModel(CachedModel):
     is_sharded = True
 
     def __init__(self, model: PreTrainedModel, name: str, cache_dtype: torch.dtype | None, leader: Leader, number: int):
-        super().__init__(model, name, cache_dtype=cache_dtype)
+        forwards = functools.partial(LedForwards, leader=leader)
+        super().__init__(model, name, cache_dtype=cache_dtype, forwards=forwards)
         self._leader, self._loaded = leader, number
         if self.recurrent:
             refuse("tp", f"{leader.size} for model type {self.config.model_type!r}", "None for recurrent layers")
@@ -65,15 +67,29 @@ class ShardedModel(CachedModel):
             return with_whole_ends(self.model)
 
     def _cache(self, batch_size: int, capacity: int, dtype: torch.dtype | None, window: int) -> StaticKVCache:
-        as_stored = self._attention == "native"
         own = self.config, batch_size, capacity, self.device
-        cache = SharedCache(self._leader, *own, dtype=dtype, as_stored=as_stored)
+        cache = SharedCache(self._leader, *own, dtype=dtype, as_stored=self.attention.is_native)
         size = {"rows": batch_size, "capacity": capacity, "dtype": name_of(dtype)}
         with self._leader.all_do("cache", number=cache.number, model=self._number, **size):
             pass
         return cache
 
-    def _run(
+
+class LedForwards(Forwards):
+    """Forwards of rank 0, which all ranks enter. They get the tokens and where these are, and make masks themselves.
+    Logits are gathered by transformers, so that rank 0 has them whole. A rank that fails ends all forwards for good:
+    every later one raises :class:`~specdec.models.ranks.channel.RanksParted`. Nothing is recorded.
+
+    Args:
+        given: what ``Forwards`` is given.
+        leader: of the ranks that have the other parts.
+    """
+
+    def __init__(self, *given: Any, leader: Leader):
+        super().__init__(*given)
+        self._leader = leader
+
+    def run(
         self,
         module: Callable[..., T],
         tokens: torch.Tensor,
@@ -83,13 +99,13 @@ class ShardedModel(CachedModel):
         keep: bool = False,
     ) -> T:
         assert isinstance(cache, SharedCache)
-        if torch.is_autocast_enabled(self.device.type):
+        if torch.is_autocast_enabled(self.model.device.type):
             refuse("tp", f"{self._leader.size} under autocast", "a dtype of load_model, which the other ranks know")
         tree = layout.tree
         assert tree is None or tree.parents is not None, "a part of a tree was fed"
         parents = [] if tree is None or tree.parents is None else [tree.parents]
         what = {
-            "module": "steps" if module is self._steps else "prompts" if module is self._prompts else "base",
+            "module": "steps" if module is self.steps else "prompts" if module is self.prompts else "base",
             "masked": layout.mask is not None,
             "visible": layout.visible,
             "first_row": first_row,
@@ -97,7 +113,7 @@ class ShardedModel(CachedModel):
         }
         given = tokens, layout.positions, layout.slots, *parents
         with self._leader.all_do("forward", *given, cache=cache.number, **what), torch.inference_mode():
-            return super()._run(module, tokens, cache, layout, first_row, keep)
+            return super().run(module, tokens, cache, layout, first_row, keep)
 
 
 class SharedCache(StaticKVCache):

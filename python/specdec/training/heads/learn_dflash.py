@@ -11,7 +11,8 @@ from ...drafters.heads.blocks import Parts, Shape
 from ...drafters.heads.dflash import DFlash
 from ...drafters.heads.interface import HeadInput
 from ...drafters.heads.layer_ids import written
-from ...models.forward.cached_model import CachedModel, Layout
+from ...models.forward.cached_model import CachedModel
+from ...models.forward.layout import Layout
 from .learner import (
     DECAY,
     Files,

@@ -10,7 +10,7 @@ import torch
 
 from ...drafters.heads.in_turn import DraftsInTurn
 from ...drafters.heads.interface import HeadInput
-from ...models.forward.cached_model import Layout
+from ...models.forward.layout import Layout
 from .learner import DECAY, GrowingCache, Lesson, agreement, loss_between
 
 
