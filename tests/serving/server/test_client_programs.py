@@ -11,18 +11,13 @@ from support import ROOT
 from specdec_kernels import SamplingParams
 
 
-def alone(served, prompt: list[int], new: int, params: SamplingParams, seed: int):
-    """What the engine decodes without a server, and its text."""
-    (outcome,) = served.scheduler("coupled").run([Request(prompt, new, params, seed)])
-    return outcome, served.service.tokenizer.decode(outcome.tokens, skip_special_tokens=True)
-
-
 def test_the_example(served, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["client.py", f"{served.url}/v1", "key"])
     runpy.run_path(str(ROOT / "examples" / "client.py"), run_name="__main__")
     prompt = "def read(self, size=-1):\n"
     ids = served.service.tokenizer(prompt).input_ids
-    outcome, text = alone(served, ids, 48, SamplingParams(0.8, min_p=0.05), 1)
+    (outcome,) = served.scheduler("coupled").run([Request(ids, 48, SamplingParams(0.8, min_p=0.05), 1)])
+    text = served.service.tokenizer.decode(outcome.tokens, skip_special_tokens=True)
     accepted, drafted = outcome.stats.accepted, outcome.stats.drafted
     counts = f"48 tokens, {accepted} of them drafts; {drafted - accepted} drafts were rejected"
     assert capsys.readouterr().out == f"{prompt}{text}\n--- {counts}\n"
