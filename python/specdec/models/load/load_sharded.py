@@ -16,7 +16,6 @@ from ..ranks.ranks import check_ranks, meet_ranks
 from ..ranks.sharded import name_of
 from ..supported import KNOWN_MODEL_TYPES, RECURRENT_LAYER_TYPES
 from .location import Location
-from .pretrained import from_pretrained
 from .saved_model import SavedModel, read_saved
 
 
@@ -90,4 +89,4 @@ def _part(saved: SavedModel, dtype: torch.dtype | None, tp: int) -> PreTrainedMo
     """Loads this rank's part, on this rank's device: on the current GPU, if the ranks met there."""
     from transformers.distributed.configuration_utils import DistributedConfig
 
-    return from_pretrained(saved, dtype, distributed_config=DistributedConfig(tp_size=tp)).eval()
+    return saved.place(dtype, distributed_config=DistributedConfig(tp_size=tp)).eval()

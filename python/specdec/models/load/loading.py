@@ -121,10 +121,8 @@ def load_pair(
         (torch.float32, False)
     """
     tokenizer = load_tokenizer("target", target, beside_weights=True)
-    try:
-        require_same_vocabulary(tokenizer, load_tokenizer("draft", draft))
-    except OSError:
-        pass  # a draft needs no tokenizer of its own
+    if (own := load_draft_tokenizer(draft)) is not None:
+        require_same_vocabulary(tokenizer, own)
     target_model = load_model(target, dtype, device, adapter=adapter, bits=bits, tp=tp, name="target")
     return target_model, load_draft(draft, dtype, device, bits, draft_bits), tokenizer
 
@@ -202,6 +200,14 @@ def load_tokenizer(name: str, path: str | os.PathLike, beside_weights: bool = Fa
         except Exception as error:  # tokenizers raises plain Exceptions for broken files
             at.require(VOCABULARY)
             raise OSError(f"{name}: cannot load a tokenizer from {at}: {error}") from error
+
+
+def load_draft_tokenizer(path: str | os.PathLike) -> PreTrainedTokenizerBase | None:
+    """None: it has none, which a draft does not need."""
+    try:
+        return load_tokenizer("draft", path)
+    except OSError:
+        return None
 
 
 def require_same_vocabulary(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase) -> None:

@@ -1,19 +1,20 @@
-"""A model as it was saved, before any weight is read: what is there, and its configuration, read once."""
+"""A model as it was saved: its configuration, read once, and its weights, safetensors only and no remote code."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import AutoConfig, PreTrainedConfig
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from ...checks import one_line
 from ...fields import HEADS, SIZE, TOKENS, Field, Number, wrong
+from . import reduced_head
 from .adapters import refuse_adapter
 from .gguf.file import GgufFile, read_gguf
 from .location import Location
-from .reduced_head import SIZE as REDUCED_SIZE
 
 # Of numbers in a config.json that decide how much is built before the weights are looked at.
 _LAYERS = Number(0, 2**12)
@@ -48,7 +49,45 @@ class SavedModel:
         entry, but are no models that transformers knows."""
         names: Any = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
         known = self.config.architectures == [names.get(self.config.model_type)]
-        return known and getattr(self.config, REDUCED_SIZE, None) is not None and self.at.folder.is_dir()
+        return known and getattr(self.config, reduced_head.SIZE, None) is not None and self.at.folder.is_dir()
+
+    def load(self, dtype: torch.dtype | None, device: torch.device) -> PreTrainedModel:
+        """Loads what is no GGUF file onto ``device``; arguments and errors are those of :meth:`place`."""
+        model: Any
+        if self.is_reduced:
+            with self.at.loading():
+                model = reduced_head.load_reduced(self.at.folder, self.config, dtype)
+        else:
+            # Most quantised weights are made for one device, so they are loaded there instead of moved.
+            quantised = self.quantisation is not None and device.type != "cpu"
+            model = self.place(dtype, **({"device_map": {"": device}} if quantised else {}))
+        with self.at.loading():
+            return model.to(device)
+
+    def place(self, dtype: torch.dtype | None, **placed: Any) -> PreTrainedModel:
+        """Loads what is no GGUF file and has no reduced head.
+
+        Args:
+            dtype: of the weights, or of the computation if they are quantised; None: the one in which they were saved.
+            placed: where weights go, and how they are quantised, as transformers takes it.
+
+        Raises:
+            OSError: a file is corrupt, weights are missing in it, or a library is.
+            ValueError: it holds no causal language model.
+        """
+        with self.at.loading():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                self.at.path, config=self.config, dtype="auto" if dtype is None else dtype, use_safetensors=True,
+                trust_remote_code=False, output_loading_info=True, **placed,
+            )  # fmt: skip
+            model, report = loaded
+            if getattr(model.config, "quantization_config", None) is not None and not hasattr(model, "hf_quantizer"):
+                raise ValueError(f"its quantisation {self.quantisation} is none that transformers knows")
+        # transformers fills absent weights with random numbers and only warns; the text would be nonsense.
+        if absent := sorted(report["missing_keys"]):
+            told = f"the weights in {self.at} lack {len(absent)} tensors, the first is {absent[0]!r}"
+            raise OSError(f"{self.at.name}: {told}")
+        return model
 
 
 def read_saved(at: Location, *needed: str) -> SavedModel:
