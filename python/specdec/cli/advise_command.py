@@ -20,7 +20,7 @@ from .terminal import remark
 from .user_errors import check_counts, refuse
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
     from ..drafters.protocol import Drafter
     from ..evaluation.advise import Advice, AdviseSettings
