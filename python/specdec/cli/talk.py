@@ -241,8 +241,10 @@ class Talk:
         lines = [f"{drafting_now}, seed {s.seed}, max-new-tokens {s.max_new_tokens}", ", ".join(told)]
         if answers := self._answers:
             # Without places, of which answers have several numbers.
-            counts = ((a.steps, a.cut_steps, a.emitted, a.nodes, [a.drafted], [a.tested], [a.accepted]) for a in answers)
-            of_all, seconds = Stats.total((Stats(*c) for c in counts), 1), sum(a.seconds["total"] for a in answers)
+            parts = [
+                Stats(a.steps, a.cut_steps, a.emitted, a.nodes, [a.drafted], [a.tested], [a.accepted]) for a in answers
+            ]
+            of_all, seconds = Stats.total(parts, 1), sum(a.seconds["total"] for a in answers)
             lines.append(f"{len(answers)} answers, {in_short(of_all, seconds)}")
         return "\n".join(lines)
 

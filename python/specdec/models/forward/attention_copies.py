@@ -28,7 +28,7 @@ def _has_config(module: nn.Module) -> bool:
 
 
 def copies(module: nn.Module) -> list[nn.Module]:
-    """Returns the modules that :func:`copy_with_attention` copies: those with a configuration, and those around them."""
+    """Returns the modules that :func:`copy_with_attention` copies: those with a configuration, and around those."""
     inside = [copied for child in module.children() for copied in copies(child)]
     return [module, *inside] if inside or _has_config(module) else []
 

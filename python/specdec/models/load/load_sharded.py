@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
