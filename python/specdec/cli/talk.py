@@ -8,12 +8,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specdec_kernels import Rule, SamplingParams
 
 from ..decoder import SpeculativeDecoder
-from ..drafters.protocol import Drafter
 from ..drafters.suffix import SuffixMemory
 from ..loop.draft_length import AdaptiveDrafts
 from ..loop.sequence import Request
@@ -83,6 +82,8 @@ class Talk:
     Args:
         settings: of the first answer.
     """
+
+    _decoder: SpeculativeDecoder
 
     def __init__(self, loaded: models.Models, settings: ChatSettings):
         self.settings, self._models = settings, loaded
@@ -164,8 +165,8 @@ class Talk:
         """Changes to a drafter. Raises ValueError, and changes nothing, if it cannot draft for this target, or proposes
         no trees."""
         new = dataclasses.replace(self.settings, drafter=name, exit_layers=exit_layers, tree=tree)
-        drafter: Drafter | None = self._models.drafter(name, exit_layers, self._memory if name == "suffix" else None)
-        self._decoder: SpeculativeDecoder = self._models.decoder(drafter, new.most_drafts, new.nodes)
+        drafter = self._models.drafter(name, exit_layers, self._memory if name == "suffix" else None)
+        self._decoder = self._models.decoder(drafter, new.most_drafts, new.nodes)
         self.settings = new
 
     def _obey(self, line: str) -> str:
@@ -208,10 +209,10 @@ class Talk:
 
         def change(argument: str) -> str:
             try:
-                value = read(argument)
+                changed: dict[str, Any] = {name: read(argument)}
             except ValueError:
                 raise ValueError(f"got {argument!r}, allowed: {kind}") from None
-            self.settings.params = dataclasses.replace(self.settings.params, **{name: value})
+            self.settings.params = dataclasses.replace(self.settings.params, **changed)
             return f"{name.replace('_', '-')} {argument}"
 
         return change
