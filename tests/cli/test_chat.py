@@ -9,8 +9,8 @@ import pytest
 from specdec import Output, Producer, Request, SpeculativeDecoder
 from specdec.cli import app
 from specdec.cli.conversation import Conversation
-from specdec.cli.local_chat import LocalTalk as Talk
 from specdec.cli.one_row import CHUNK, GROWTH, OneRow
+from specdec.cli.talk import Talk
 from support.commands import rows
 from typer.testing import CliRunner
 

@@ -90,8 +90,6 @@ def test_the_doctor_says_what_stays(tmp_path):
         (("serve", *EIGHT, "--drafter", "eagle3"), "--draft-bits: got 8 with --drafter eagle3, allowed: none"),
         (("verify", *EIGHT, "--drafter", "suffix"), "--draft-bits: got 8 with --drafter suffix, allowed: none"),
         (("bench", *EIGHT, "--method", "lookup"), "--draft-bits: got 8 with --method lookup, allowed: none"),
-        (("chat", *EIGHT, "--url", "http://127.0.0.1:9"), "--draft-bits: got 8 with --url"),
-        (("chat", "--load-in-8bit", "--url", "http://127.0.0.1:9"), "--load-in-8bit: got True with --url"),
         (("roofline", "8B", "1B", "--alpha", 0.5, "--draft-bits", 5), "--draft-bits: got 5, allowed: 4, 8, 16 or 32"),
     ],
 )

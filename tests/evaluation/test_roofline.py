@@ -134,7 +134,7 @@ def test_a_folder_is_read_without_its_weights(folders, tmp_path):
             "--gpus: got 2, with 826 GB of weights on 160 GB, allowed: as many as hold them and a sequence: 16 do",
         ),
         (("8B", "1B", "--alpha", "0.5", "--gpu", "cpu", "--gpus", "2"), "--gpus: got 2 with --gpu cpu"),
-        (("/", "1B", "--alpha", "0.5"), "TARGET: cannot read '/'"),
+        (("/", "1B", "--alpha", "0.5"), "TARGET: '/' does not hold a causal language model"),
     ],
 )
 def test_what_roofline_refuses(arguments, said):

@@ -417,6 +417,6 @@ def test_fingerprints(folders, tmp_path, monkeypatch):
     class Config:
         _commit_hash = "abc"
 
-    monkeypatch.setattr("specdec.models.load.model_folder._answered", {constants.ENDPOINT})
+    monkeypatch.setattr("specdec.models.load.location._answered", {constants.ENDPOINT})
     monkeypatch.setattr("transformers.AutoConfig.from_pretrained", lambda *_, **__: Config)
     assert fingerprint("some/model") == "some/model abc"

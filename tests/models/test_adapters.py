@@ -171,7 +171,7 @@ def test_an_adapter_in_the_place_of_a_model_is_refused(folders, monkeypatch):
             load()
         assert told in str(refused.value)
     # The same on the hub, where transformers looks for it.
-    monkeypatch.setattr("specdec.models.load.model_folder._answered", {constants.ENDPOINT})
+    monkeypatch.setattr("specdec.models.load.location._answered", {constants.ENDPOINT})
     found = adapter / "adapter_config.json"
     monkeypatch.setattr("specdec.models.load.adapters.find_adapter_config_file", lambda _: found)
     with pytest.raises(ValueError, match="path: got an adapter, 'somebody/adapter', allowed: "):

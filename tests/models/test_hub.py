@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 from huggingface_hub import constants
-from specdec.models.load import model_folder
+from specdec.models.load import location
 from specdec.models.load.loading import load_model, load_tokenizer, read_config
-from specdec.models.load.model_folder import hub_or_cache, is_hub_name
+from specdec.models.load.location import Location
 from support.models import tiny_model
 
 
@@ -27,8 +27,8 @@ class Session:
 def hub(monkeypatch, tmp_path):
     def set_up(answers: bool) -> Session:
         session = Session(answers)
-        monkeypatch.setattr(model_folder, "get_session", lambda: session)
-        monkeypatch.setattr(model_folder, "_answered", set())
+        monkeypatch.setattr(location, "get_session", lambda: session)
+        monkeypatch.setattr(location, "_answered", set())
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
         return session
@@ -62,7 +62,7 @@ def test_what_is_in_the_cache_is_read_without_the_hub(hub, monkeypatch, tmp_path
 def test_a_hub_that_answers_is_not_asked_again(hub):
     session = hub(answers=True)
     for _ in range(3):
-        with hub_or_cache("path", "a/model"):
+        with Location("path", "a/model").reading():
             assert not constants.HF_HUB_OFFLINE
     assert session.asked == 1
 
@@ -78,6 +78,5 @@ def test_offline_by_the_users_word(hub, monkeypatch):
 def test_what_is_a_hub_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "here").mkdir()
-    assert [is_hub_name(path) for path in ("a/model", "gpt2", "here", "./there", "a/b/c", "/a", tmp_path / "x")] == [
-        True, True, False, False, False, False, False,
-    ]  # fmt: skip
+    paths = ("a/model", "gpt2", "here", "./there", "a/b/c", "/a", tmp_path / "x", "a/model.gguf")
+    assert [Location("path", path).is_hub_name for path in paths] == [True, True] + 6 * [False]

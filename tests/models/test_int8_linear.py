@@ -17,7 +17,7 @@ from specdec.models.exchanged.merged import MergedInt8Linear, is_merged_as_befor
 from specdec.models.exchanged.packed_weights import is_packed, num_parameters, rows_of, weight_of, width_of
 from specdec.models.exchanged.product import MOST_ROWS, MOST_ROWS_INT8, product
 from specdec.models.forward.cached_model import CachedModel
-from specdec.models.load import few_bits
+from specdec.models.load import few_bits, plan
 from specdec.models.load.few_bits import round_weights
 from specdec.models.native_report import native_report
 from support.captured import on_gpu
@@ -48,11 +48,12 @@ def calls(monkeypatch) -> list[tuple[int, int]]:
 
     monkeypatch.setattr(module, "linear", kernel)
     if not ON_GPU:
-        for each in (module, few_bits):
+        for each in (module, plan):
             monkeypatch.setattr(each, "has_kernel", lambda: True)
         for each in (module, layers):
             monkeypatch.setattr(each, "DEVICE", "cpu")
-        monkeypatch.setattr(few_bits, "_is_cpu", lambda _: False)
+        for each in (few_bits, plan):
+            monkeypatch.setattr(each, "is_cpu", lambda _: False)
     return found
 
 
@@ -230,8 +231,8 @@ def test_loading(calls, tmp_path, monkeypatch):
     LlamaForCausalLM(narrow).bfloat16().save_pretrained(tmp_path / "narrow")
     with pytest.raises(ValueError, match="bits: got 8 for weights that are in no rows of whole blocks, allowed: None"):
         load_model(tmp_path / "narrow", "auto", DEVICE, bits=8)
-    monkeypatch.setattr(few_bits, "has_kernel", lambda: False)
-    monkeypatch.setattr(few_bits.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(plan, "has_kernel", lambda: False)
+    monkeypatch.setattr(plan.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(ValueError, match="bits: got 8 without bitsandbytes, allowed: None, or: pip install"):
         load_model(tmp_path / "model", "auto", DEVICE, bits=8)
 

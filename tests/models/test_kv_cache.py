@@ -8,7 +8,8 @@ import pytest
 import torch
 from specdec import SpeculativeDecoder, StaticKVCache
 from specdec.models.forward.cached_model import CachedModel
-from specdec.models.supported import cached_model, check_against_full_forward
+from specdec.models.full_forward import check_against_full_forward
+from specdec.models.supported import cached_model
 from support.feeding import assert_rows, feed, full_logits
 from support.models import POSITIONS, TYPES, VOCABULARY, WINDOW, prompts, tiny_model
 from transformers import (

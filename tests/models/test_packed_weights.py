@@ -19,8 +19,10 @@ from specdec.models.exchanged.packed_weights import (
     rows_of,
 )
 from specdec.models.exchanged.stored_weights import pack_weights
-from specdec.models.load import few_bits
+from specdec.models.load import build, plan
+from specdec.models.load.location import Location
 from specdec.models.load.reduced_head import reduce_head
+from specdec.models.load.saved_model import read_saved
 from support.model_types import model_of
 from support.models import prompts
 from torch import nn
@@ -191,7 +193,7 @@ def folder(tmp_path):
 
 def test_loading(folder, monkeypatch):
     """Ours, whether bitsandbytes is there or not."""
-    monkeypatch.setattr(few_bits, "by_bitsandbytes", None)
+    monkeypatch.setattr(build, "by_bitsandbytes", None)
     model = load_model(folder, bits=8)
     for module in model.modules():  # those of no whole blocks stay stored as they were
         if isinstance(module, nn.Linear):
@@ -215,15 +217,16 @@ def test_what_loading_refuses(folder, monkeypatch):
     ):
         with pytest.raises(ValueError, match=message):
             load_model(folder, **more)
-    monkeypatch.setattr(few_bits, "has_native", lambda: False)
+    monkeypatch.setattr(plan, "has_native", lambda: False)
     with pytest.raises(ValueError, match="bits: got 8 on a CPU without native code"):
         load_model(folder, bits=8)
 
 
 def test_bits_on_a_gpu_need_their_library(folder, monkeypatch):
-    monkeypatch.setattr(few_bits.importlib.util, "find_spec", lambda _: None)
+    saved = read_saved(Location("path", folder))
+    monkeypatch.setattr(plan.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(ValueError, match="bits: got 8 without bitsandbytes, allowed: None, or: pip install"):
-        few_bits.check_bits(folder, None, "cuda", 8)
+        plan.Plan(None, torch.device("cuda"), bits=8).check(saved)
 
 
 def test_a_model_that_can_be_packed_in_part(tmp_path):

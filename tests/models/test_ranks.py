@@ -179,7 +179,8 @@ def processes():
         loaded = first.stdout.readline().split()
         assert first.stdout.readline() == "met\n"
         # Nothing of it is imported before it is asked for.
-        ours = {f"specdec.models.{name}" for name in ("channel", "follower", "load_sharded", "ranks", "sharded")}
+        rooms = ("ranks.channel", "ranks.follower", "ranks.ranks", "ranks.sharded", "load.load_sharded")
+        ours = {f"specdec.models.{name}" for name in rooms}
         assert "specdec.models.load.loading" in loaded and ours.isdisjoint(loaded)
         yield first, second
     finally:

@@ -66,7 +66,7 @@ def test_no_call_leaves_it_to_a_default():
             if name == "load_adapter":
                 assert constant(node, "use_safetensors") is True, at
                 found.add(f"{file.name} load_adapter")
-    ours = {"loading.py AutoConfig", "loading.py AutoTokenizer", "pretrained.py AutoModelForCausalLM"}
+    ours = {"saved_model.py AutoConfig", "loading.py AutoTokenizer", "saved_model.py AutoModelForCausalLM"}
     assert ours | {"adapters.py load_adapter"} <= found
 
 

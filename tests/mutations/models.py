@@ -27,13 +27,8 @@ MUTATIONS: list[Mutation] = [
                 "taken = [states[source] for source in sources]",
                 "tests/serving/test_prefix_reuse.py -k lone",
             ),
-            "cache-commits-what-a-draft-model-feeds-again": (
-                "torch.minimum(start, self.lengths[first_row : first_row + rows])",
-                "start",
-                "tests/loop/test_recurrent_targets.py -k drafts_are_rejected",
-            ),
             "cache-remembers-what-the-last-sequence-committed": (
-                "        self._committed[row] = 0\n",
+                "        self._committed.counts[row] = 0\n",
                 "",
                 "tests/loop/test_recurrent_targets.py -k used_again",
             ),
@@ -77,6 +72,11 @@ MUTATIONS: list[Mutation] = [
         "python/specdec/models/cache/recurrent_layer.py",
         "tests/loop/test_recurrent_targets.py -k 'costs'",
         {
+            "cache-commits-what-a-draft-model-feeds-again": (
+                "torch.minimum(start, lengths)",
+                "start",
+                "tests/loop/test_recurrent_targets.py -k drafts_are_rejected",
+            ),
             "recurrent-window-is-not-counted": ("part[0, 0].numel() * window", "part[0, 0].numel()"),
         },
     ),

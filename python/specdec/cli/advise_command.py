@@ -20,7 +20,7 @@ from .terminal import remark
 from .user_errors import check_counts, refuse
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
     from ..drafters.protocol import Drafter
     from ..evaluation.advise import Advice, AdviseSettings
@@ -148,7 +148,7 @@ def _named(
 ) -> tuple[Drafter | None, Compatibility | None]:
     """A draft model by folder, hub name or GGUF file, or a head by its folder."""
     from ..evaluation.advise.compatibility import compare_tokenizers
-    from ..models.load.loading import load_draft, load_tokenizer
+    from ..models.load.loading import load_draft, load_draft_tokenizer
 
     try:
         draft = load_draft(name, at.machine.dtype or "auto", loaded.target.device, None, at.draft_bits)
@@ -159,11 +159,7 @@ def _named(
             allowed = "draft models, which have bits, or no --draft-bits"
             raise typer.BadParameter(f"got {name!r}, allowed: {allowed}: {error}", param_hint="DRAFT") from error
         return make_drafter(name, loaded.target, tokenizer=loaded.tokenizer), None
-    own: PreTrainedTokenizerBase | None
-    try:
-        own = load_tokenizer("draft", name)
-    except OSError:
-        own = None  # a draft needs no tokenizer of its own
+    own = load_draft_tokenizer(name)
     ours, theirs = (m.config.get_text_config(decoder=True).vocab_size for m in (loaded.target, draft))
     kind = compare_tokenizers(loaded.tokenizer, own, (ours, theirs), texts)
     if kind.drafter is None:

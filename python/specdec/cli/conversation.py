@@ -1,4 +1,4 @@
-"""A conversation: as messages, as one long text, or as token ids by the tokenizer's chat template."""
+"""A conversation as token ids: by the tokenizer's chat template, or as one long text where there is none."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-class Said:
+class Conversation:
     """What was said so far.
 
     Args:
-        has_roles: whether the model knows messages; otherwise the conversation is one text for it.
+        tokenizer: messages go through its chat template, if it has one.
     """
 
-    def __init__(self, has_roles: bool):
-        self.has_roles = has_roles
+    def __init__(self, tokenizer: PreTrainedTokenizerBase):
+        self._tokenizer, self.has_roles = tokenizer, bool(tokenizer.chat_template)
         self.system: str | None = None
         self.messages: list[dict[str, str]] = []
 
@@ -26,38 +26,20 @@ class Said:
         """Forgets all messages but the system message."""
         self.messages = []
 
-    def messages_with(self, said: str) -> list[dict[str, str]]:
-        """The messages that the answer to ``said`` continues. Changes nothing."""
-        system = [] if self.system is None else [{"role": "system", "content": self.system}]
-        return [*system, *self.messages, {"role": "user", "content": said}]
-
-    def text_with(self, said: str) -> str:
-        """The same as one text, with a line break between an answer and the next message."""
+    def prompt(self, said: str) -> list[int]:
+        """The ids that the answer to ``said`` continues. Changes nothing. Raises ValueError as ``chat_prompt``."""
+        messages = [*self.messages, {"role": "user", "content": said}]
+        if self.has_roles:
+            system = [] if self.system is None else [{"role": "system", "content": self.system}]
+            return chat_prompt(self._tokenizer, [*system, *messages])
         text = ""
-        for message in [*self.messages, {"role": "user", "content": said}]:
+        for message in messages:  # with a line break between an answer and the next message
             between = "\n" if message["role"] == "user" and text and not text.endswith("\n") else ""
             text += between + message["content"]
-        return text
+        return self._tokenizer(text).input_ids
 
     def add(self, said: str, answer: str) -> None:
         self.messages += ({"role": "user", "content": said}, {"role": "assistant", "content": answer})
 
     def to_dict(self) -> dict:
         return {"system": self.system, "messages": self.messages}
-
-
-class Conversation(Said):
-    """
-    Args:
-        tokenizer: messages go through its chat template, if it has one.
-    """
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase):
-        super().__init__(bool(tokenizer.chat_template))
-        self._tokenizer = tokenizer
-
-    def prompt(self, said: str) -> list[int]:
-        """The ids that the answer to ``said`` continues. Changes nothing. Raises ValueError as ``chat_prompt``."""
-        if not self.has_roles:
-            return self._tokenizer(self.text_with(said)).input_ids
-        return chat_prompt(self._tokenizer, self.messages_with(said))

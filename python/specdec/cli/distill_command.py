@@ -55,14 +55,14 @@ class StartOptions:
     def make(self, loaded: models.Models, seed: int) -> tuple[PreTrainedModel, str]:
         """The draft before its training, and what it is."""
         from ..models.load.loading import load_model
-        from ..models.load.model_folder import conversion, is_gguf
+        from ..models.load.location import Location
         from ..training import starts
 
         if self.config is not None:
             return starts.fresh(loaded.target, self.config, seed), f"random weights by {self.config.name}"
         if self.draft is not None:
-            if is_gguf(self.draft):
-                allowed = f"the folder that this command writes of it: {conversion(self.draft)}"
+            if (at := Location("draft", self.draft)).is_gguf:
+                allowed = f"the folder that this command writes of it: {at.conversion}"
                 refuse("--draft", f"{self.draft!r}, whose weights are not to be trained", allowed)
             return load_model(self.draft, "float32", loaded.target.device, name="draft"), self.draft
         if self.layers is None and loaded.draft is not None:

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 from ..checks import refuse
 from ..hf.speculate import Speculator, speculate
 from ..loop.draft_length import AdaptiveDrafts
-from ..models.load.loading import load_draft, load_tokenizer, require_same_vocabulary
+from ..models.load.loading import load_draft, load_draft_tokenizer, require_same_vocabulary
 from ..stats import Stats
 from .drafters import NAMES, NEED_DRAFT, TREE_DRAFTS, make_drafter, nodes_of
 
@@ -115,10 +115,7 @@ class SpecdecLM(HFLM):
         """The draft model, and its tokenizer where the drafter translates between two."""
         if not isinstance(draft, str):
             return {"draft": draft}
-        try:
-            tokenizer = load_tokenizer("draft", draft)
-        except OSError:
-            tokenizer = None  # a draft needs no tokenizer of its own
+        tokenizer = load_draft_tokenizer(draft)
         if tokenizer is not None and drafter != "universal":
             require_same_vocabulary(self.tokenizer, tokenizer)
         return {"draft": load_draft(draft, dtype, self.device, None, bits), "draft_tokenizer": tokenizer}

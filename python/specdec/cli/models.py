@@ -180,7 +180,6 @@ def _load(at: ModelOptions, drafters: Sequence[str]) -> Models:
     from transformers.utils import logging
 
     from ..models.load.loading import load_draft, load_embedded_pair, load_model, load_pair, load_tokenizer
-    from ..models.load.model_folder import CONFIG, TOKENIZER, WEIGHTS, is_gguf, require_folder
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -188,13 +187,11 @@ def _load(at: ModelOptions, drafters: Sequence[str]) -> Models:
     device = machine.chosen_device()
     if at.target is None:
         return Models(*load_embedded_pair(machine.dtype or torch.float32, device, **of_draft, tp=at.tp), None)
-    if not is_gguf(at.target):
-        require_folder("target", at.target, CONFIG, WEIGHTS, TOKENIZER)
     dtype = machine.dtype or "auto"
     if at.draft is not None and [name for name in drafters if name in NEED_DRAFT] != ["universal"]:
         pair = load_pair(at.target, at.draft, dtype, device, adapter=at.adapter, tp=at.tp, **of_draft)
         return Models(*pair, None)
-    tokenizer = load_tokenizer("target", at.target)
+    tokenizer = load_tokenizer("target", at.target, beside_weights=True)
     draft_tokenizer = None if at.draft is None else load_tokenizer("draft", at.draft)
     target = load_model(at.target, dtype, device, adapter=at.adapter, bits=at.bits, tp=at.tp, name="target")
     draft = None if at.draft is None else load_draft(at.draft, dtype, device, **of_draft)

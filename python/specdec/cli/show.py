@@ -102,9 +102,13 @@ def print_stats(
         tests = zip(stats.accepted_by_position, stats.tested_by_position, strict=True)
         accepted = (f"{i}: {passed / tested:.0%}" for i, (passed, tested) in enumerate(tests, 1) if tested)
         remark(f"accepted by {'depth' if nodes else 'place'}, of those tested: " + (", ".join(accepted) or "–"), "dim")
-    seconds = stats.seconds["total"]
-    speed = f", {stats.emitted / seconds:.1f} tokens/s" if with_speed and seconds else ""
-    remark(f"{stats.emitted} tokens in {stats.steps} steps{speed}: {ratios(stats)}", "dim")
+    remark(in_short(stats, stats.seconds["total"] if with_speed else 0.0), "dim")
+
+
+def in_short(stats: Stats, seconds: float = 0.0) -> str:
+    """Of tokens that took so many seconds; 0: without their speed."""
+    speed = f", {stats.emitted / seconds:.1f} tokens/s" if seconds else ""
+    return f"{stats.emitted} tokens in {stats.steps} steps{speed}: {ratios(stats)}"
 
 
 def print_troubles(drafter_error: str | None, texts: Sequence[Decoded], texts_per_prompt: int = 1) -> None:

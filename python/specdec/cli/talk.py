@@ -1,21 +1,33 @@
-"""What chats have in common, wherever the model is: a conversation, its settings, and the commands that change them."""
+"""A chat with the target: what was said, and the settings, which commands change between answers."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .conversation import Said
+from specdec_kernels import Rule, SamplingParams
+
+from ..decoder import SpeculativeDecoder
+from ..drafters.suffix import SuffixMemory
+from ..loop.draft_length import AdaptiveDrafts
+from ..loop.sequence import Request
+from ..sampling.grammar import Grammar
+from ..stats import Stats
+from ..stopping import StoppingCriteria, StopStrings
+from . import drafting, models
+from .conversation import Conversation
+from .drafters import HEAD, NAMES, is_head, nodes_of
+from .interrupt import stop_once
+from .one_row import OneRow
+from .show import Page, in_short, print_stats, print_troubles
 from .terminal import remark
 
 if TYPE_CHECKING:
-    from ..loop.draft_length import AdaptiveDrafts
     from ..sampling.grammar_source import GrammarSource
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
@@ -23,68 +35,73 @@ SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "pre
 
 @dataclass
 class ChatSettings:
-    """Of the next answer. None: the default, of the server if the model is there."""
+    """Of the next answer."""
 
-    params: Any  # a dataclass that has SAMPLING
+    params: SamplingParams
     seed: int  # each further answer has the next seed
     max_new_tokens: int
     verbose: bool
     stop: list[str]
-    rule: str | None = None
-    drafter: str | None = None
-    num_drafts: int | AdaptiveDrafts | None = None
-    exit_layers: int | None = None
-    tree: int | None = None  # nodes; None: chains, or what the drafter has
-    grammar: GrammarSource | None = None  # what answers have to be
+    rule: str | None
+    drafter: str
+    num_drafts: int | AdaptiveDrafts | None
+    exit_layers: int | None
+    tree: int | None  # nodes; None: chains, or what the drafter has
+    grammar: GrammarSource | None  # what answers have to be
 
+    @property
+    def nodes(self) -> int | None:
+        return nodes_of(self.drafter, self.tree)
 
-@dataclass
-class Totals:
-    """Sums over answers; 0: not told."""
-
-    answers: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-    steps: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    tested: int = 0
-
-    def add(self, other: Totals) -> None:
-        for name, value in vars(other).items():
-            setattr(self, name, getattr(self, name) + value)
-
-    def line(self) -> str:
-        speed = f"{self.tokens / self.seconds:.1f} tokens/s"
-        if not self.steps:
-            return f"{self.tokens} tokens, {speed}"
-        tau = f"tau {self.tokens / self.steps:.2f} tokens a step"
-        rate = f"acceptance rate {self.accepted / max(self.drafted, 1):.2f} (accepted / drafted)"
-        alpha = f", alpha {self.accepted / self.tested:.2f} (accepted / tested)" if self.tested else ""
-        return f"{self.tokens} tokens in {self.steps} steps, {speed}: {tau}, {rate}{alpha}"
+    @property
+    def most_drafts(self) -> int | AdaptiveDrafts:
+        given = self.num_drafts
+        return drafting.read_num_drafts(None, nodes=self.nodes) if given is None else given
 
 
 class Done(Exception):
     """The chat is over."""
 
 
-Command = tuple[Callable[[str], str], str]  # what obeys it, and what /help says
+class StopOr:
+    """Stopping criteria that end the text where others do, or where Ctrl-C was pressed, with the tokens of the next
+    report."""
+
+    def __init__(self, others: StoppingCriteria | None, pressed: Callable[[], bool]):
+        self._others, self._pressed = others, pressed
+
+    def first_end(self, sequence: int, text: list[int], new: int) -> int | None:
+        """As ``StoppingCriteria`` has it."""
+        kept = None if self._others is None else self._others.first_end(sequence, text, new)
+        return new if kept is None and self._pressed() else kept
 
 
 class Talk:
-    """A conversation with a model.
+    """A conversation with loaded models, and the drafter of its next answer.
 
     Args:
-        settings: that the commands change, in place.
-        said: likewise.
-        own: commands beside those that are the same wherever the model is, by name.
+        settings: of the first answer.
     """
 
-    def __init__(self, settings: ChatSettings, said: Said, own: Mapping[str, Command]):
-        self.settings, self.said, self.totals = settings, said, Totals()
-        self._commands: dict[str, Command] = {
+    _decoder: SpeculativeDecoder
+
+    def __init__(self, loaded: models.Models, settings: ChatSettings):
+        self.settings, self._models = settings, loaded
+        self._said, self._memory = Conversation(loaded.tokenizer), SuffixMemory()
+        self._answers: list[Stats] = []  # of those that came to their end
+        self._stopping = StopStrings(loaded.tokenizer, settings.stop) if settings.stop else None
+        self._row: OneRow | None = None  # of the decoder and the rule of the last answer
+        self._use(settings.drafter, settings.exit_layers, settings.tree)
+        self._grammar: Grammar | None = None
+        if settings.grammar is not None:
+            self._grammar = self._decoder.grammar_compiler(loaded.tokenizer).compile(settings.grammar)
+        # What obeys a command, and what /help says of it.
+        self._commands: dict[str, tuple[Callable[[str], str], str]] = {
             "help": (self._help, "this list"),
-            **own,
+            "drafter": (self._drafter, f"NAME: {', '.join(NAMES)}; early-exit LAYERS"),
+            "k": (self._k, "N or auto: drafted tokens a step, or of a path through a tree; 0 decodes plainly"),
+            "tree": (self._tree, "N or off: each step verifies a tree of up to N drafts"),
+            "rule": (self._rule, "token, block or coupled"),
             **{
                 name.replace("_", "-"): (self._sampling(name), "NUMBER" + "; 0 is greedy" * (name == SAMPLING[0]))
                 for name in SAMPLING
@@ -108,25 +125,49 @@ class Talk:
             if line.startswith("/"):
                 remark(self._obey(line), "dim")
             else:
-                self.answer(line)
+                self._answer(line)
         except ValueError as error:
             remark(f"{line.split()[0] if line.startswith('/') else 'not answered'}: {error}", "red")
 
-    def answer(self, said: str) -> None:
-        """Prints the answer, and passes it to ``ended``. Raises ValueError if there is none."""
-        raise NotImplementedError
-
-    def ended(self, said: str, answer: str, interrupted: bool) -> None:
-        """Remembers an answer, of which there may be only a part."""
-        self.said.add(said, answer)
+    def _answer(self, said: str) -> None:
+        """Prints the answer and remembers it, or the part of it that there is. Raises ValueError if there is none."""
         s = self.settings
+        # Otherwise the decoder is kept, with what it knows of steps.
+        if (drafter := self._decoder.drafter) is not None and self._decoder.num_drafts != s.most_drafts:
+            self._decoder = self._models.decoder(drafter, s.most_drafts, s.nodes)
+        prompt = self._said.prompt(said)
+        page = Page(self._models.tokenizer, "", prompt, s.verbose, s.stop, shows_prompt=False)
+        rule, result = drafting.read_rule(s.rule, s.nodes), None
+        if self._row is None or (self._row.decoder, self._row.rule) != (self._decoder, rule):
+            self._row = OneRow(self._decoder, rule)
+        with stop_once() as pressed:
+            stop, banned = StopOr(self._stopping, pressed), self._models.tail
+            asked = Request(
+                prompt, s.max_new_tokens, s.params, s.seed, stop=stop, banned_tokens=banned, grammar=self._grammar
+            )
+            try:
+                result = self._row.decode(asked, page.on_emit)
+            except KeyboardInterrupt:
+                pass  # the part of the answer that was shown counts
+        page.finish()
+        self._said.add(said, page.shown)
         s.seed = s.seed + 1 if s.seed < 2**63 - 1 else -(2**63)
-        if interrupted:
+        if pressed():
             remark("(stopped)", "dim")
+        if result is None:
+            return
+        self._answers.append(result.stats)
+        print_troubles(result.drafter_error, result.sequences)
+        (sequence,) = result.sequences
+        print_stats(result.stats, [sequence.produced_by], s.verbose, with_speed=True, nodes=self._decoder.nodes)
 
-    def chosen(self) -> str:
-        """The settings of drafting, for /stats."""
-        raise NotImplementedError
+    def _use(self, name: str, exit_layers: int | None, tree: int | None) -> None:
+        """Changes to a drafter. Raises ValueError, and changes nothing, if it cannot draft for this target, or proposes
+        no trees."""
+        new = dataclasses.replace(self.settings, drafter=name, exit_layers=exit_layers, tree=tree)
+        drafter = self._models.drafter(name, exit_layers, self._memory if name == "suffix" else None)
+        self._decoder = self._models.decoder(drafter, new.most_drafts, new.nodes)
+        self.settings = new
 
     def _obey(self, line: str) -> str:
         """Obeys a line that begins with a slash; returns what to tell. Raises ValueError, which says what was given and
@@ -140,40 +181,72 @@ class Talk:
     def _help(self, _: str) -> str:
         return "\n".join(f"/{name}: {what}" for name, (_, what) in self._commands.items())
 
+    def _drafter(self, argument: str) -> str:
+        name, _, layers = argument.partition(" ")
+        if name not in NAMES and not is_head(name):
+            raise ValueError(f"got {name!r}, allowed: {', '.join(NAMES)}, or {HEAD}")
+        self._use(name, _integer(layers, 1) if layers else None, self.settings.tree)
+        return f"drafter {argument}"
+
+    def _k(self, argument: str) -> str:
+        self.settings.num_drafts = AdaptiveDrafts() if argument == "auto" else _integer(argument, 0, ", or auto")
+        return f"k {argument}"
+
+    def _tree(self, argument: str) -> str:
+        nodes, drafter = None if argument == "off" else _integer(argument, 1, ", or off"), self.settings.drafter
+        if nodes is None and drafter == "tree":
+            raise ValueError(f"got off with drafter {drafter}, allowed: an integer >= 1, or another /drafter")
+        self._use(drafter, self.settings.exit_layers, nodes)
+        return f"tree {argument}"
+
+    def _rule(self, argument: str) -> str:
+        Rule(argument)  # refuses others
+        self.settings.rule = argument
+        return f"rule {argument}"
+
     def _sampling(self, name: str) -> Callable[[str], str]:
         read, kind = (int, "an integer") if name == "top_k" else (float, "a number")
 
         def change(argument: str) -> str:
             try:
-                value = read(argument)
+                changed: dict[str, Any] = {name: read(argument)}
             except ValueError:
                 raise ValueError(f"got {argument!r}, allowed: {kind}") from None
-            self.settings.params = dataclasses.replace(self.settings.params, **{name: value})
+            self.settings.params = dataclasses.replace(self.settings.params, **changed)
             return f"{name.replace('_', '-')} {argument}"
 
         return change
 
     def _seed(self, argument: str) -> str:
-        self.settings.seed = read_integer(argument, -(2**63), most=2**63 - 1)
+        self.settings.seed = _integer(argument, -(2**63), most=2**63 - 1)
         return f"seed {argument}"
 
     def _max_new_tokens(self, argument: str) -> str:
-        self.settings.max_new_tokens = read_integer(argument, 1)
+        self.settings.max_new_tokens = _integer(argument, 1)
         return f"max-new-tokens {argument}"
 
     def _system(self, argument: str) -> str:
-        if argument and not self.said.has_roles:
+        if argument and not self._said.has_roles:
             raise ValueError("got a text, allowed: none, as this model has no chat template")
-        self.said.system = argument or None
+        self._said.system = argument or None
         return "system message set" if argument else "no system message"
 
     def _stats(self, _: str) -> str:
         s = self.settings
+        exits = "" if s.exit_layers is None else f" {s.exit_layers}"
+        tree = "" if s.nodes is None else f", tree {s.nodes}"
+        k, rule = s.most_drafts, drafting.read_rule(s.rule, s.nodes)
+        drafting_now = f"drafter {s.drafter}{exits}, k {k if isinstance(k, int) else 'auto'}{tree}, rule {rule}"
         values = {name: getattr(s.params, name) for name in SAMPLING}
         told = (f"{name.replace('_', '-')} {value:g}" for name, value in values.items() if value is not None)
-        lines = [f"{self.chosen()}, seed {s.seed}, max-new-tokens {s.max_new_tokens}", ", ".join(told)]
-        if self.totals.answers:
-            lines.append(f"{self.totals.answers} answers, {self.totals.line()}")
+        lines = [f"{drafting_now}, seed {s.seed}, max-new-tokens {s.max_new_tokens}", ", ".join(told)]
+        if answers := self._answers:
+            # Without places, of which answers have several numbers.
+            parts = [
+                Stats(a.steps, a.cut_steps, a.emitted, a.nodes, [a.drafted], [a.tested], [a.accepted]) for a in answers
+            ]
+            of_all, seconds = Stats.total(parts, 1), sum(a.seconds["total"] for a in answers)
+            lines.append(f"{len(answers)} answers, {in_short(of_all, seconds)}")
         return "\n".join(lines)
 
     def _verbose(self, argument: str) -> str:
@@ -184,13 +257,13 @@ class Talk:
         return f"verbose {'on' if self.settings.verbose else 'off'}"
 
     def _clear(self, _: str) -> str:
-        self.said.clear()
+        self._said.clear()
         return "cleared"
 
     def _save(self, argument: str) -> str:
         if not argument:
             raise ValueError("got no file, allowed: /save FILE")
-        whole = json.dumps(self.said.to_dict(), indent=1, ensure_ascii=False) + "\n"
+        whole = json.dumps(self._said.to_dict(), indent=1, ensure_ascii=False) + "\n"
         try:
             Path(argument).write_text(whole, "utf-8")
         except OSError as error:
@@ -201,7 +274,7 @@ class Talk:
         raise Done
 
 
-def read_integer(text: str, least: int, more: str = "", most: float = math.inf) -> int:
+def _integer(text: str, least: int, more: str = "", most: float = math.inf) -> int:
     try:
         value = int(text)
     except ValueError:
@@ -210,20 +283,3 @@ def read_integer(text: str, least: int, more: str = "", most: float = math.inf) 
         limits = f">= {least}" if most == math.inf else f"from {least} to {most}"
         raise ValueError(f"got {text!r}, allowed: an integer {limits}{more}")
     return value
-
-
-def converse(talk: Talk) -> None:
-    """Reads lines from standard input, with a prompt on a terminal, until its end or /exit."""
-    interactive = sys.stdin.isatty()
-    if interactive:
-        remark("/help lists commands, Ctrl-D ends", "dim")
-    while True:
-        try:
-            line = input("> ") if interactive else sys.stdin.readline()
-            if not interactive and not line:
-                break
-            talk.take(line.rstrip("\n"))
-        except KeyboardInterrupt:
-            remark("(/exit or Ctrl-D ends)", "dim")
-        except (EOFError, Done):
-            break

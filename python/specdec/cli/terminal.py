@@ -34,11 +34,6 @@ def write(text: str, colour: str | None = None, dim: bool = False) -> None:
         typer.echo(text, nl=False, color=True)  # or click would take out escape sequences of the text itself
 
 
-def whisper(text: str) -> None:
-    """Writes what a model thinks to stderr, dimmed on a terminal: stdout has its answer."""
-    typer.echo(typer.style(visible(text), dim=True), nl=False, err=True)
-
-
 def remark(text: str | Text, style: str = "", err: bool = True) -> None:
     """Prints a line, on a terminal wrapped at words.
 

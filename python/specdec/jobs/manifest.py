@@ -151,8 +151,8 @@ def _samples(file: Path) -> Iterator[bytes]:
 def _revision(name: str) -> str:
     from transformers import AutoConfig
 
-    from ..models.load.model_folder import hub_or_cache
+    from ..models.load.location import Location
 
-    with hub_or_cache("path", name):
+    with Location("path", name).reading():
         config = AutoConfig.from_pretrained(name, trust_remote_code=False)
     return f"{name} {getattr(config, '_commit_hash', None)}"

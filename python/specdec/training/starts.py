@@ -13,7 +13,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from ..checks import one_line, read_count, refuse
 from ..models.exchanged.layers import layers_path
 from ..models.exchanged.packed_weights import weight_of
-from ..models.load.pretrained import check_entries
+from ..models.load.location import Location
+from ..models.load.saved_model import check_entries
 
 
 def usual_layers(target: PreTrainedModel) -> int:
@@ -81,7 +82,7 @@ def fresh(target: PreTrainedModel, path: str | Path, seed: int) -> PreTrainedMod
     ``config`` where it has another vocabulary than the target."""
     allowed = "a config.json of a causal language model"
     try:
-        check_entries("config", path)
+        check_entries(Location("config", path))
     except OSError as error:
         refuse("config", f"{str(path)!r} ({one_line(error)})", allowed)
     try:

@@ -12,12 +12,10 @@ from torch import nn
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache
 
-from specdec_kernels import Feed
-
 from ...checks import refuse
 from .features import FeatureStore
 from .kv_layer import KVLayer, LayerSlot, Slot, Writer
-from .recurrent_layer import RecurrentLayer
+from .recurrent_layer import Committed, RecurrentLayer
 from .tree import Tree
 
 if TYPE_CHECKING:
@@ -102,7 +100,7 @@ class StaticKVCache(Cache):
         self.recurrent = [layer for layer in self.layers if isinstance(layer, RecurrentLayer)]
         self.rows, self.capacity, self.trash = batch_size, capacity, capacity - 1
         self.lengths = torch.zeros(batch_size, dtype=torch.int64, device=device)
-        self._committed = torch.zeros_like(self.lengths)
+        self._committed = Committed(batch_size, window, device)
         self._used_rows: set[int] = set()  # rows that have held a sequence
         self.features: FeatureStore | None = None
         self._compaction: Compaction | None = None
@@ -139,29 +137,13 @@ class StaticKVCache(Cache):
         """
         self._writer.set(slots, visible, first_row, defers)
         if self.recurrent:
-            self._writer.feed = self._feed(slots, first_row, keep, tree)
-
-    def _feed(self, slots: torch.Tensor, first_row: int, keep: bool, tree: Tree | None) -> Feed:
-        rows, columns = slots.shape
-        if columns > self._writer.window and not keep:
-            refuse("window", f"{self._writer.window} for a forward of {columns} tokens", ">= the tokens of a forward")
-        valid = slots != self.trash
-        first = valid.to(torch.int8).argmax(1, keepdim=True)
-        start = slots.gather(1, first)[:, 0]
-        # A draft model's first forward begins before ``lengths``, where the next step may begin, too.
-        commit = start if keep else torch.minimum(start, self.lengths[first_row : first_row + rows])
-        own = self._committed[first_row : first_row + rows]
-        own.copy_(torch.where(valid.any(1), commit + valid.sum(1) if keep else commit, own))
-        parents = None
-        if tree is not None:
-            assert tree.parents is not None, "a part of a tree was fed to recurrent layers"
-            parents = tree.parents.expand(slots.shape)
-        return Feed(start, commit, valid, first_row, keep, parents)
+            lengths = self.lengths[first_row : first_row + len(slots)]
+            self._writer.feed = self._committed.feed(slots, slots != self.trash, lengths, first_row, keep, tree)
 
     def committed(self) -> list[int]:
         """Returns how many tokens of each row can no longer be rolled back: 0 where no layer has a state, otherwise
         what the host waits for the device to know."""
-        return self._committed.tolist() if self.recurrent else [0] * self.rows
+        return self._committed.counts.tolist() if self.recurrent else [0] * self.rows
 
     def begin(self, row: int, kept: int = 0) -> None:
         """Prepares ``row`` for a new sequence, whose first ``kept`` tokens are stored there. Other keys and values of
@@ -170,7 +152,7 @@ class StaticKVCache(Cache):
         if row not in self._used_rows:
             self._used_rows.add(row)
             return
-        self._committed[row] = 0
+        self._committed.counts[row] = 0
         for layer in self.layers:
             if layer.is_initialized:
                 layer.keys[row, :, kept:].zero_()
@@ -260,7 +242,7 @@ class StaticKVCache(Cache):
 
     def tensors(self) -> list[torch.Tensor]:
         """Returns all tensors of the cache that forwards read or write."""
-        found = [self._committed, *self.storage()]
+        found = [self._committed.counts, *self.storage()]
         found += [self._writer.first_row(states.shape[1]) for states in self.storage()]
         for layer in self.recurrent:
             found += [part for part in (layer.inputs, *(layer.state or ())) if part is not None]

@@ -9,6 +9,7 @@ from specdec_kernels import DeltaState, Feed, SsdState, conv_window, delta_step,
 
 from ...checks import refuse
 from .kv_layer import KVLayer, Writer
+from .tree import Tree
 
 
 class RecurrentLayer(KVLayer, LinearAttentionCacheLayerMixin):  # type: ignore[misc]  # both have lazy_initialization
@@ -118,3 +119,46 @@ class RecurrentLayer(KVLayer, LinearAttentionCacheLayerMixin):  # type: ignore[m
     def _computed(self, x: torch.Tensor) -> torch.Tensor:
         """On a CPU everything is computed in float32."""
         return x.float() if x.device.type == "cpu" else x
+
+
+class Committed:
+    """How many tokens of each row can no longer be rolled back, by what is fed to layers with a state.
+
+    Args:
+        window: the most tokens of a sequence that are fed in a step, over all its forwards.
+    """
+
+    def __init__(self, batch_size: int, window: int, device: torch.device):
+        self.counts = torch.zeros(batch_size, dtype=torch.int64, device=device)
+        self._window = window
+
+    def feed(
+        self,
+        slots: torch.Tensor,
+        valid: torch.Tensor,
+        lengths: torch.Tensor,
+        first_row: int,
+        keep: bool,
+        tree: Tree | None,
+    ) -> Feed:
+        """Returns what a forward of n sequences feeds.
+
+        Args:
+            slots, valid: [n, q] int64 and bool: where keys go, and which of them are of tokens.
+            lengths: [n] int64, how many tokens of each sequence are stored.
+            first_row, keep, tree: as in ``StaticKVCache.write_at``.
+        """
+        rows, columns = slots.shape
+        if columns > self._window and not keep:
+            refuse("window", f"{self._window} for a forward of {columns} tokens", ">= the tokens of a forward")
+        first = valid.to(torch.int8).argmax(1, keepdim=True)
+        start = slots.gather(1, first)[:, 0]
+        # A draft model's first forward begins before ``lengths``, where the next step may begin, too.
+        commit = start if keep else torch.minimum(start, lengths)
+        own = self.counts[first_row : first_row + rows]
+        own.copy_(torch.where(valid.any(1), commit + valid.sum(1) if keep else commit, own))
+        parents = None
+        if tree is not None:
+            assert tree.parents is not None, "a part of a tree was fed to recurrent layers"
+            parents = tree.parents.expand(slots.shape)
+        return Feed(start, commit, valid, first_row, keep, parents)

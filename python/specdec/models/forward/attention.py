@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar, cast
 
 import torch
-from torch import nn
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
-from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
+from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from specdec_kernels import MOST_ATTENDING
@@ -21,6 +18,7 @@ from specdec_kernels import attend as attend_to_slots
 from ...checks import refuse
 from ..cache.tree import Tree
 from ..exchanged.deferred import attend_deferred
+from .attention_copies import copy_with_attention
 
 Mask = torch.Tensor | dict[str, torch.Tensor]  # for all layers, or by kind of layer if some have a sliding window
 BLOCK = 128  # slots; flex attention reads a sequence's keys in whole blocks
@@ -259,16 +257,8 @@ _FUNCTIONS = {"flex": _flex, "native": _native, "fused": _fused}
 
 def with_attention(model: PreTrainedModel, name: str) -> PreTrainedModel:
     """Returns ``model`` with "flex" attention, which needs a ``BlockMask``, with "native" attention, which needs
-    :func:`seen_slots`, or with "fused" attention, which takes either; for "model", ``model`` itself.
-
-    The user's model and its configuration are not changed. Modules that read from a configuration which attention to
-    compute, and the modules around them, are copied without their weights. All other modules are the same objects, so
-    adapters that are switched later act in both models.
-    """
-    if name == "model":
-        return model
-    configs: dict = {}  # modules that share a configuration share its copy
-    return _copied(model, _registered(name), configs, {})
+    :func:`seen_slots`, or with "fused" attention, which takes either; for "model", ``model`` itself."""
+    return model if name == "model" else copy_with_attention(model, _registered(name))
 
 
 @functools.cache
@@ -276,34 +266,3 @@ def _registered(name: str) -> str:
     """The name under which transformers' ``AttentionInterface`` knows the function."""
     AttentionInterface.register(f"specdec_{name}", _FUNCTIONS[name])
     return f"specdec_{name}"
-
-
-M = TypeVar("M", bound=nn.Module)
-
-
-def _has_config(module: nn.Module) -> bool:
-    """Whether the module may read from a configuration which attention to compute."""
-    return isinstance(getattr(module, "config", None), PreTrainedConfig)
-
-
-def copies(module: nn.Module) -> list[nn.Module]:
-    """Returns the modules that :func:`with_attention` copies: those with a configuration, and those around them."""
-    inside = [copied for child in module.children() for copied in copies(child)]
-    return [module, *inside] if inside or _has_config(module) else []
-
-
-def _copied(module: M, attention: str, configs: dict, done: dict[int, nn.Module]) -> M:
-    if id(module) not in done:
-        children = {n: c if c is None else _copied(c, attention, configs, done) for n, c in module._modules.items()}
-        own = _has_config(module)
-        copied = module
-        if own or any(children[n] is not c for n, c in module._modules.items()):
-            copied = copy.copy(module)
-        if any(children[n] is not c for n, c in module._modules.items()):
-            copied._modules = children
-        if own:
-            vars(copied)["config"] = copy.deepcopy(module.config, configs)
-            # Set directly, because the property would also set it in the configuration's parts.
-            vars(copied)["config"]._attn_implementation_internal = attention
-        done[id(module)] = copied
-    return cast(M, done[id(module)])

@@ -13,7 +13,7 @@ from specdec_kernels import has_fused_attention
 from ...checks import refuse
 from ..exchanged.linear import has_native
 from ..exchanged.native_setting import is_wanted
-from .attention import copies
+from .attention_copies import copies
 
 CHOICES = ("auto", "model", "flex", "native", "fused")
 

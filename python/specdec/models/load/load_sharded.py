@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import Any, cast
 
 import torch
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from ...checks import refuse
 from ..ranks.channel import Leader, RanksParted
@@ -15,7 +14,8 @@ from ..ranks.leaders import lead
 from ..ranks.ranks import check_ranks, meet_ranks
 from ..ranks.sharded import name_of
 from ..supported import KNOWN_MODEL_TYPES, RECURRENT_LAYER_TYPES
-from .pretrained import from_pretrained, loading
+from .location import Location
+from .saved_model import SavedModel, read_saved
 
 
 def join_ranks(tp: int, device: torch.device | str) -> Leader:
@@ -30,9 +30,7 @@ def join_ranks(tp: int, device: torch.device | str) -> Leader:
     return end
 
 
-def load_sharded(
-    path: str | os.PathLike, dtype: torch.dtype | None, device: torch.device | str, tp: int, name: str
-) -> PreTrainedModel:
+def load_sharded(saved: SavedModel, dtype: torch.dtype | None, device: torch.device, tp: int) -> PreTrainedModel:
     """Returns rank 0's part of a model, in the form of ``load_model(tp=...)``.
 
     Args:
@@ -41,18 +39,16 @@ def load_sharded(
     Raises:
         OSError, ValueError: as ``load_model``; checked before anything is loaded, but for broken files.
     """
-    own, kind = check_ranks(tp, device), torch.device(device).type
-    with loading(name, path):
-        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-    check_config(config, tp)
-    if dtype is None and kind == "cpu" and config.get_text_config(decoder=True).dtype == torch.bfloat16:
+    own = check_ranks(tp, device)
+    check_config(saved.config, tp)
+    if dtype is None and own.type == "cpu" and saved.config.get_text_config(decoder=True).dtype == torch.bfloat16:
         dtype = torch.float32
     leader = join_ranks(tp, device)
-    given: dict[str, Any] = {"path": os.fspath(path), "dtype": name_of(dtype), "tp": tp, "name": name}
+    given = {"name": saved.at.name, "path": os.fspath(saved.at.path), "dtype": name_of(dtype), "tp": tp}
     number = leader.new_number()
     try:
         with leader.all_do("load", number=number, **given):
-            model = _load(**given)
+            model = _part(saved, dtype, tp)
     except RanksParted as parted:
         if isinstance(parted.__cause__, OSError | ValueError):  # about the files, which are the same for all ranks
             raise parted.__cause__ from parted
@@ -83,9 +79,13 @@ def check_config(config: PreTrainedConfig, tp: int) -> None:
             refuse("tp", f"{described} with {count} {kind} heads, which it does not divide", allowed)
 
 
-def _load(path: str, dtype: str | None, tp: int, name: str) -> PreTrainedModel:
+def _load(name: str, path: str, dtype: str | None, tp: int) -> PreTrainedModel:
+    """A follower's part, as rank 0 was given it."""
+    return _part(read_saved(Location(name, path)), None if dtype is None else getattr(torch, dtype), tp)
+
+
+def _part(saved: SavedModel, dtype: torch.dtype | None, tp: int) -> PreTrainedModel:
     """Loads this rank's part, on this rank's device: on the current GPU, if the ranks met there."""
     from transformers.distributed.configuration_utils import DistributedConfig
 
-    wanted = cast(Any, "auto" if dtype is None else getattr(torch, dtype))
-    return from_pretrained(path, wanted, name, distributed_config=DistributedConfig(tp_size=tp)).eval()
+    return saved.place(dtype, distributed_config=DistributedConfig(tp_size=tp)).eval()

@@ -1,25 +1,22 @@
-"""Loads models and tokenizers: safetensors only, no remote code, and an error instead of half-loaded weights."""
+"""The doors: models and tokenizers, from folders, hub names and GGUF files, safetensors only and no remote code."""
 
 from __future__ import annotations
 
-import json
 import os
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from ...checks import one_line, refuse
-from ..exchanged.stored_weights import compute_in_float32
-from .adapters import add_adapter, refuse_adapter, require_adapter
-from .few_bits import Bits, by_bitsandbytes, check_bits, dtype_to_round, round_weights, rounds
+from ...checks import refuse
+from .build import build
+from .few_bits import Bits, is_cpu
 from .gguf.file import read_gguf
-from .model_folder import CONFIG, TOKENIZER, VOCABULARY, WEIGHTS, hub_or_cache, is_gguf, require_folder
-from .pretrained import check_entries, from_pretrained, loading, quantisation
-from .reduced_head import SIZE, load_reduced
+from .location import CONFIG, TOKENIZER, VOCABULARY, WEIGHTS, Location
+from .plan import Plan, read_device, read_dtype
+from .saved_model import read_saved
 
 Pair = tuple[PreTrainedModel, PreTrainedModel, PreTrainedTokenizerBase]
 
@@ -71,109 +68,19 @@ def load_model(
         >>> load_model(resources.files("specdec") / "embedded" / "target", dtype="bfloat16").dtype
         torch.bfloat16
     """
-    allowed = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-    names = [str(d).removeprefix("torch.") for d in allowed]
-    if dtype not in (*allowed, *names, "auto"):
-        raise ValueError(f"dtype: got {dtype!r}, allowed: auto, {', '.join(names)}")
-    _require_device(device)
-    if tp is not None:
-        for other, given in (("adapter", adapter), ("bits", bits), ("path", path if is_gguf(path) else None)):
-            if given is not None:
-                refuse(other, f"{str(given)!r} with tp={tp}", "a folder or hub name alone with tp")
-    if is_gguf(path):
-        from .gguf.model import load_gguf
-
-        return load_gguf(path, dtype, device, adapter=adapter, bits=bits, name=name)
-    refuse_adapter(name, path)
-    require_folder(name, path, CONFIG, WEIGHTS)
-    if adapter is not None:
-        require_adapter("adapter", adapter)
-    with hub_or_cache(name, path):
-        check_entries(name, path)
-        if tp is not None:
-            if _reduced(path) is not None:
-                refuse("tp", f"{tp} for a model with a reduced head", "None for it")
-            from .load_sharded import load_sharded
-
-            return load_sharded(path, _dtype(dtype), device, tp, name)
-        if bits is not None:
-            check_bits(path, _dtype(dtype), device, bits)
-        if bits is not None and rounds(device, bits):
-            whole = _load(path, dtype_to_round(dtype, device), "cpu", None, name)
-            model = round_weights(whole, bits, device)
-        else:
-            model = _load(path, dtype, device, bits, name)
-            model = model if bits is not None else _computing(model, dtype)
-    if adapter is not None:
-        add_adapter(model, adapter)
-    return model.eval()
-
-
-def _load(
-    path: str | os.PathLike,
-    dtype: torch.dtype | str,
-    device: torch.device | str,
-    bits: Bits | None,
-    name: str,
-) -> PreTrainedModel:
-    placed: dict[str, Any] = {} if bits is None else {"quantization_config": by_bitsandbytes(bits)}
-    with loading(name, path):
-        # Most quantised weights are made for one device, so they are loaded there instead of moved.
-        if bits is not None or (torch.device(device).type != "cpu" and quantisation(path) is not None):
-            placed["device_map"] = {"": device}
-        if bits is None and (config := _reduced(path)) is not None:
-            reduced: Any = load_reduced(Path(path).expanduser(), config, _dtype(dtype))
-            return reduced.to(device)
-    model: Any = from_pretrained(path, dtype, name, **placed)
-    if bits is None:
-        with loading(name, path):
-            model.to(device)
-    return model
-
-
-def _computing(model: PreTrainedModel, dtype: torch.dtype | str) -> PreTrainedModel:
-    """Returns ``model``, which computes in float32 if it is of bfloat16 on a CPU and nobody chose that."""
-    quantised = getattr(model.config, "quantization_config", None) is not None
-    if model.device.type != "cpu" or model.dtype != torch.bfloat16 or quantised:
-        return model
-    return compute_in_float32(model) if dtype == "auto" else model
+    of_adapter = None if adapter is None else Location("adapter", adapter)
+    plan = Plan(read_dtype(dtype), read_device(device), of_adapter, bits, tp)
+    at = Location(name, path)
+    with at.reading():
+        return build(read_saved(at, CONFIG, WEIGHTS), plan)
 
 
 def read_config(name: str, path: str | os.PathLike) -> PreTrainedConfig:
     """The configuration of a folder, hub name or GGUF file. Raises OSError or ValueError naming ``name``, the caller's
     name for ``path``."""
-    if is_gguf(path):
-        from .gguf.config import configuration
-
-        return configuration(read_gguf(path, name))
-    refuse_adapter(name, path)
-    with hub_or_cache(name, path):
-        check_entries(name, path)
-        try:
-            return AutoConfig.from_pretrained(path, trust_remote_code=False)
-        except Exception as error:  # whatever a broken entry leads to
-            raise OSError(f"{name}: cannot read {str(path)!r}: {one_line(error, 600)}") from error
-
-
-def _reduced(path: str | os.PathLike) -> PreTrainedConfig | None:
-    """The configuration of a folder whose model has a reduced head (``reduced_head``); None of any other. EAGLE-3's
-    heads have the same entry, but are no models that transformers knows."""
-    if not (Path(path).expanduser() / "config.json").is_file():
-        return None
-    try:
-        given = json.loads((Path(path).expanduser() / "config.json").read_bytes())
-    except (ValueError, RecursionError):
-        return None  # transformers says what is wrong with it
-    if not isinstance(given, dict) or SIZE not in given or "model_type" not in given:
-        return None
-    config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-    names: Any = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    return config if given.get("architectures") == [names.get(config.model_type)] else None
-
-
-def _dtype(given: torch.dtype | str) -> torch.dtype | None:
-    """None for "auto"."""
-    return given if isinstance(given, torch.dtype) else None if given == "auto" else getattr(torch, given)
+    at = Location(name, path)
+    with at.reading():
+        return read_saved(at).config
 
 
 def load_pair(
@@ -213,15 +120,9 @@ def load_pair(
         >>> target.dtype, target.training
         (torch.float32, False)
     """
-    if not is_gguf(target):
-        require_folder("target", target, CONFIG, WEIGHTS, TOKENIZER)
-    tokenizer = load_tokenizer("target", target)
-    try:
-        draft_tokenizer = load_tokenizer("draft", draft)
-    except OSError:
-        draft_tokenizer = None  # a draft needs no tokenizer of its own
-    if draft_tokenizer is not None:
-        require_same_vocabulary(tokenizer, draft_tokenizer)
+    tokenizer = load_tokenizer("target", target, beside_weights=True)
+    if (own := load_draft_tokenizer(draft)) is not None:
+        require_same_vocabulary(tokenizer, own)
     target_model = load_model(target, dtype, device, adapter=adapter, bits=bits, tp=tp, name="target")
     return target_model, load_draft(draft, dtype, device, bits, draft_bits), tokenizer
 
@@ -237,7 +138,7 @@ def load_draft(
     those of the target on a CPU, unless it is a GGUF file, which has its own; on a GPU these are to save memory, of
     which a draft takes little."""
     if draft_bits is None:
-        as_target = torch.device(device).type == "cpu" and not is_gguf(path)
+        as_target = is_cpu(device) and not Location("draft", path).is_gguf
         return load_model(path, dtype, device, bits=bits if as_target else None, name="draft")
     if draft_bits != 8:
         refuse("draft_bits", repr(draft_bits), "8 or None")
@@ -261,9 +162,7 @@ def load_embedded_pair(
 
     Args:
         dtype, device: as in :func:`load_model`, of both models.
-        bits: as there, of the target, whose text then is that of the rounded model; on a CPU also of a draft without
-            ``draft_bits``.
-        draft_bits: as ``bits`` there, of the draft alone. The text keeps the target's distribution.
+        bits, draft_bits: as in :func:`load_pair`.
         tp: as there, of the target: 2.
 
     Example:
@@ -278,6 +177,39 @@ def load_embedded_pair(
     return target, draft, load_tokenizer("tokenizer", folder / "tokenizer")
 
 
+def load_tokenizer(name: str, path: str | os.PathLike, beside_weights: bool = False) -> PreTrainedTokenizerBase:
+    """Loads the tokenizer of a folder, hub name or GGUF file.
+
+    Args:
+        name: the caller's name for ``path``, for errors.
+        beside_weights: the model is loaded, too, so all that the folder lacks is named at once.
+
+    Raises:
+        OSError: files are missing or corrupt.
+        ValueError: a GGUF file has a tokenizer that transformers has not.
+    """
+    at = Location(name, path)
+    if at.is_gguf:
+        from .gguf.tokenizer import gguf_tokenizer
+
+        return gguf_tokenizer(read_gguf(path, name))
+    at.require(*((CONFIG, WEIGHTS) if beside_weights else ()), TOKENIZER)
+    with at.reading():
+        try:
+            return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        except Exception as error:  # tokenizers raises plain Exceptions for broken files
+            at.require(VOCABULARY)
+            raise OSError(f"{name}: cannot load a tokenizer from {at}: {error}") from error
+
+
+def load_draft_tokenizer(path: str | os.PathLike) -> PreTrainedTokenizerBase | None:
+    """None: it has none, which a draft does not need."""
+    try:
+        return load_tokenizer("draft", path)
+    except OSError:
+        return None
+
+
 def require_same_vocabulary(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase) -> None:
     """Raises ValueError naming the first id that is a different token in the two tokenizers: equal ids must mean the
     same to both models."""
@@ -290,28 +222,3 @@ def require_same_vocabulary(target: PreTrainedTokenizerBase, draft: PreTrainedTo
         f"the first that differs is id {i}: {theirs.get(i)!r} against the target's {ours.get(i)!r}; "
         "UniversalDrafter (--drafter universal) takes a draft with another tokenizer"
     )
-
-
-def load_tokenizer(name: str, path: str | os.PathLike) -> PreTrainedTokenizerBase:
-    """Loads the tokenizer of a folder, hub name or GGUF file. Raises OSError naming ``name``, the caller's name for
-    ``path``; ValueError, if a GGUF file has one that transformers has not."""
-    if is_gguf(path):
-        from .gguf.tokenizer import gguf_tokenizer
-
-        return gguf_tokenizer(read_gguf(path, name))
-    require_folder(name, path, TOKENIZER)
-    with hub_or_cache(name, path):
-        try:
-            return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-        except Exception as error:  # tokenizers raises plain Exceptions for broken files
-            require_folder(name, path, VOCABULARY)
-            raise OSError(f"{name}: cannot load a tokenizer from {str(path)!r}: {error}") from error
-
-
-def _require_device(device: torch.device | str) -> None:
-    try:
-        if torch.empty(0, device=device).is_meta:
-            raise RuntimeError("meta tensors have no values")
-    except (RuntimeError, AssertionError) as error:  # AssertionError: torch was built without the device
-        there_are = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
-        raise ValueError(f"device: got {str(device)!r}, allowed: {', '.join(there_are)}") from error

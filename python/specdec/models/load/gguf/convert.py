@@ -11,7 +11,8 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ....checks import refuse
-from ..model_folder import CONFIG
+from ..location import CONFIG
+from .config import configuration
 from .file import GgufFile, read_gguf
 from .model import gguf_model
 from .tokenizer import gguf_tokenizer
@@ -60,7 +61,7 @@ def convert_gguf(
     begin()
     tokenizer = gguf_tokenizer(file)
     begin()
-    model = gguf_model(file, getattr(torch, dtype))
+    model = gguf_model(file, configuration(file), getattr(torch, dtype))
     begin()
     _write(model, tokenizer, folder)
     return file

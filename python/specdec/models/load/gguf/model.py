@@ -3,65 +3,39 @@
 from __future__ import annotations
 
 import math
-import os
 import warnings
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from specdec_kernels import Packing, interleave
 
-from ....checks import one_line, refuse
+from ....checks import one_line
 from ...exchanged.copied_modules import reclass
 from ...exchanged.linear import has_native
 from ...exchanged.packed_weights import is_packed, pack
 from ...exchanged.stored_weights import Packed, compute_in_float32
 from ...machine.free_memory import size_text
-from ..model_folder import conversion
-from .config import configuration
-from .file import GgufFile, read_gguf
+from .file import GgufFile
 from .rope import FACTORS
 
 F32, FLOATS = 0, {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
 PACKINGS = {int(packing): packing for packing in Packing if packing.is_of_blocks}
 
 
-def load_gguf(
-    path: str | os.PathLike,
-    dtype: torch.dtype | str = "auto",
-    device: torch.device | str = "cpu",
-    *,
-    adapter: str | os.PathLike | None = None,
-    bits: int | None = None,
-    name: str = "path",
-) -> PreTrainedModel:
-    """Loads a model as ``load_model`` does, with its arguments and errors: on a CPU, with the weights of linear layers
-    and embeddings as the file stores them, to compute in float32. What else is asked for is refused."""
-    instead = f"the folder that this command writes of it: {conversion(path)}"
-    if dtype not in ("auto", "float32", torch.float32):
-        refuse("dtype", f"{dtype} for a GGUF file, which computes in float32", f"auto, float32, or {instead}")
-    if torch.device(device).type != "cpu":
-        refuse("device", f"{str(device)!r} for a GGUF file", f"cpu, or {instead}")
-    if adapter is not None:
-        refuse("adapter", f"{str(adapter)!r} for a GGUF file", f"none, or {instead}")
-    if bits is not None:
-        refuse("bits", f"{bits} for a GGUF file, whose weights stay as they are", f"none, or {instead}")
-    return gguf_model(read_gguf(path, name))
-
-
-def gguf_model(file: GgufFile, dtype: torch.dtype | None = None) -> PreTrainedModel:
+def gguf_model(file: GgufFile, config: PreTrainedConfig, dtype: torch.dtype | None = None) -> PreTrainedModel:
     """Returns the model on the CPU, in evaluation mode.
 
     Args:
-        dtype: to which all weights are expanded; None: see :func:`load_gguf`.
+        dtype: to which all weights are expanded; None: those of linear layers and embeddings stay as the file stores
+            them, and the model computes in float32.
 
     Raises:
         ValueError: names the file: it lacks a tensor of the model, has one of another, or one of a type that cannot be
             read.
     """
-    config = configuration(file)
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, dtype=dtype or torch.float32)
