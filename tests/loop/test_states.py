@@ -9,7 +9,7 @@ import itertools
 
 import pytest
 import torch
-from specdec import AdaptiveDrafts, Request, Sequence, SpeculativeDecoder
+from specdec import AdaptiveDrafts, Request, SequenceState, SpeculativeDecoder
 from specdec.drafters import guard
 from specdec.loop.batch import Batch
 from specdec.loop.graphs import StepGraphs
@@ -53,10 +53,10 @@ def plain_texts() -> list[list[int]]:
     return texts
 
 
-def drained(batch: Batch, decoder: SpeculativeDecoder) -> tuple[list[Sequence], bool]:
+def drained(batch: Batch, decoder: SpeculativeDecoder) -> tuple[list[SequenceState], bool]:
     """The sequences of all requests, each of which begins in the first row that is free; and whether the host ever read
     a step later than it ended."""
-    waiting = [Sequence.of(i, r, decoder.target, decoder.most_drafts) for i, r in enumerate(requests())]
+    waiting = [SequenceState.of(i, r, decoder.target, decoder.most_drafts) for i, r in enumerate(requests())]
     sequences, late = list(waiting), False
     while waiting or batch.live:
         free = [row for row, sequence in enumerate(batch.rows) if sequence is None]

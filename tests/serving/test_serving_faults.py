@@ -10,7 +10,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from specdec import FinishReason, Request, Sequence
+from specdec import FinishReason, Request, SequenceState
 from specdec.drafters import Drafter, Drafts, DraftSession
 from support.allocations import masked, unrecorded
 from support.crowds import FAULTY, Processor, Stop, all_greedy, check_empty, crowd, decoder, finish, scheduler, texts
@@ -45,7 +45,7 @@ class Setup:
         self.decoder, self.settings, self.happened = decoder(), settings, 0
         self.scheduler = None
 
-    def run(self) -> dict[int, Sequence]:
+    def run(self) -> dict[int, SequenceState]:
         self.scheduler = scheduler(self.decoder, **self.settings)
         for request in self.requests:
             self.scheduler.submit(request)
@@ -141,7 +141,7 @@ class Setup:
         self.decoder.drafter = Wrapped()
 
 
-def check_others(outcomes: dict[int, Sequence], faultless: list[list[int]]) -> None:
+def check_others(outcomes: dict[int, SequenceState], faultless: list[list[int]]) -> None:
     """But for the faulty one, all is as without the fault."""
     for number, tokens in enumerate(faultless):
         if number != FAULTY:

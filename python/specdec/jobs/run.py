@@ -18,7 +18,7 @@ from .signals import Signals
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from ..loop.sequence import Sequence as Decoded
+    from ..loop.sequence import SequenceState
     from ..sampling.grammar import Grammar, GrammarCompiler
     from ..sampling.grammar_source import GrammarSource
 
@@ -29,7 +29,7 @@ class Runner(Protocol):
     @property
     def drafter_error(self) -> str | None: ...
 
-    def run(self, requests: Iterable[Request]) -> Iterator[Decoded]: ...
+    def run(self, requests: Iterable[Request]) -> Iterator[SequenceState]: ...
 
 
 class RequestMaker:
@@ -96,7 +96,7 @@ def write_results(rows: Iterable[dict], results: Results, signals: Signals, show
     results.sync()
 
 
-def result_of(decoded: Decoded, tokenizer: PreTrainedTokenizerBase) -> dict:
+def result_of(decoded: SequenceState, tokenizer: PreTrainedTokenizerBase) -> dict:
     """The line of an output file. It depends on the prompt and its settings alone, not on when it ran or beside which
     others, so it has no forwards and times, which prompts share."""
     counts = {name: getattr(decoded.stats, name) for name in (*COUNTS, *COUNTS_BY_POSITION)}

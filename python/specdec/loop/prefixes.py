@@ -8,15 +8,14 @@ known tokens does not change any more.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
-from collections.abc import Sequence as List
+from collections.abc import Callable, Sequence
 
 from ..drafters.guard import GuardedSession
 from ..drafters.universal import common_length
 from ..models.cache.kv_cache import StaticKVCache
 from ..models.forward.prompt_parts import PromptParts
 from ..result import FinishReason
-from .sequence import Sequence
+from .sequence import SequenceState
 
 
 class PrefixReuse(enum.StrEnum):
@@ -45,7 +44,7 @@ class Prefixes:
     def __init__(
         self,
         reuse: PrefixReuse,
-        rows: List[Sequence | None],
+        rows: Sequence[SequenceState | None],
         cache: StaticKVCache,
         parts: PromptParts,
         session: GuardedSession | None,
@@ -58,7 +57,7 @@ class Prefixes:
         self._scopes: list[object] = [None] * len(rows)
         self._used, self._time = [0] * len(rows), 0  # when each row was used last
 
-    def place(self, sequence: Sequence) -> int:
+    def place(self, sequence: SequenceState) -> int:
         """Returns a free row, which then holds the first ``sequence.stored`` tokens of the prompt."""
         free = [row for row, own in enumerate(self._rows) if own is None]
         counts = [self._count(sequence, row) for row in range(len(self._rows))]
@@ -93,11 +92,11 @@ class Prefixes:
         self._texts[row] = self._texts[row][: self._held(row)] if kept else []
         self._touch(row)
 
-    def _may_take(self, sequence: Sequence) -> bool:
+    def _may_take(self, sequence: SequenceState) -> bool:
         """Whether its prompt may take over anything. One whose log-probabilities are wanted has to be read."""
         return self._reuse is not PrefixReuse.OFF and sequence.request.prompt_log_probs is None
 
-    def _count(self, sequence: Sequence, row: int) -> int:
+    def _count(self, sequence: SequenceState, row: int) -> int:
         """Returns how many tokens of the prompt can be taken over from a row. The last one is fed with the first
         drafts."""
         if not self._may_take(sequence) or self._scopes[row] != sequence.request.scope:
@@ -125,7 +124,7 @@ class Prefixes:
         self._texts[other], self._texts[row] = texts
         return other
 
-    def _copy(self, sources: List[int], rows: List[int], count: int) -> None:
+    def _copy(self, sources: Sequence[int], rows: Sequence[int], count: int) -> None:
         self._cache.copy_rows(sources, rows, count)
         self._parts.take(sources, rows, count)
         if self._session is not None:

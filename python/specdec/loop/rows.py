@@ -9,7 +9,7 @@ import torch
 from specdec_kernels import SamplingParams, SamplingTensors, SpeculativeStep, Status, TokenTable, TreeStep
 
 from ..drafters.protocol import Step
-from .sequence import PARAMETERS, Sequence
+from .sequence import PARAMETERS, SequenceState
 
 _TARGET_FAULTS = int(Status.TARGET_FAULTS)
 PATIENCE = 8  # steps for which fewer rows must suffice before steps have fewer, as each number has costs of its own
@@ -52,10 +52,10 @@ class Rows:
         parts = torch.tensor(off, device=device).repeat(size, 1).split((1, 3, 3), 1)
         self._numbers = [part.contiguous() for part in parts]  # temperature, filters and penalties
         self._off = dict(zip(PARAMETERS, off, strict=True))
-        self._sequences: dict[int, Sequence] = {}  # of occupied rows
+        self._sequences: dict[int, SequenceState] = {}  # of occupied rows
         self.columns = torch.arange(max(most_drafts, nodes) + 1, device=device)
         self._places, self._two = (torch.arange(*ends, device=device) for ends in ((-2, most_drafts), (2,)))
-        self._edited: dict[int, Sequence | None] = {}
+        self._edited: dict[int, SequenceState | None] = {}
         self._wanted, self._ranked = [0] * size, [0] * size
         self.use(size)
 
@@ -77,7 +77,7 @@ class Rows:
         """What a captured step fixes: the number of rows, which parameters are used, and ``greedy``."""
         return self.count, *(part is None for part in self.sampling[:3]), self.greedy
 
-    def set(self, row: int, sequence: Sequence) -> None:
+    def set(self, row: int, sequence: SequenceState) -> None:
         self._edited[row] = self._sequences[row] = sequence
 
     def clear(self, row: int) -> None:

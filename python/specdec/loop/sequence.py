@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import abc
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -75,24 +74,24 @@ class Request:
         ('mine', 8, 'length')
     """
 
-    prompt: abc.Sequence[int]
+    prompt: Sequence[int]
     max_new_tokens: int = 128
     params: SamplingParams | None = None
     seed: int = 0
-    eos_token_id: int | abc.Sequence[int] | None = None
+    eos_token_id: int | Sequence[int] | None = None
     stop: StoppingCriteria | None = None
     logit_bias: Mapping[int, float] | None = None
-    banned_tokens: abc.Sequence[int] = ()
+    banned_tokens: Sequence[int] = ()
     min_new_tokens: int = 0
-    logits_processor: abc.Sequence[LogitsProcessor] | None = None
-    processor_prompt: abc.Sequence[int] | None = None
+    logits_processor: Sequence[LogitsProcessor] | None = None
+    processor_prompt: Sequence[int] | None = None
     id: object = None
     log_probs: bool = False
     top_log_probs: int | None = None
     prompt_log_probs: int | None = None
     num_drafts: int | None = None
     report_drafts: bool = False
-    prediction: abc.Sequence[int] | None = None
+    prediction: Sequence[int] | None = None
     owner: Hashable = None
     scope: Hashable = None
     grammar: Grammar | ValueError | None = None
@@ -100,9 +99,9 @@ class Request:
 
 class Output(NamedTuple):
     """What one step emitted for one sequence. The last one of a sequence has its finish reason, and may be without
-    tokens. The log-probabilities are those of ``Sequence``, of these tokens; None: not requested."""
+    tokens. The log-probabilities are those of ``SequenceState``, of these tokens; None: not requested."""
 
-    sequence: Sequence
+    sequence: SequenceState
     tokens: list[int]
     produced_by: list[Producer]
     log_probs: list[float] | None = None
@@ -115,12 +114,12 @@ class Output(NamedTuple):
 
     @property
     def number(self) -> int:
-        """``Sequence.number``."""
+        """``SequenceState.number``."""
         return self.sequence.number
 
 
 @dataclass(eq=False)
-class Sequence:
+class SequenceState:
     """The state of one sequence. Once it has a finish reason, it is the result of its request.
 
     Attributes:
@@ -164,7 +163,7 @@ class Sequence:
     _prompt_scores: dict[int, torch.Tensor] = field(default_factory=dict)  # by the first token's position
 
     @classmethod
-    def of(cls, number: int, request: Request, target: CachedModel, most_drafts: int) -> Sequence:
+    def of(cls, number: int, request: Request, target: CachedModel, most_drafts: int) -> SequenceState:
         """Reads a request: every argument of one sequence is checked here, once.
 
         Args:
@@ -216,7 +215,7 @@ class Sequence:
         )
 
     @classmethod
-    def refused(cls, request: Request, error: Exception) -> Sequence:
+    def refused(cls, request: Request, error: Exception) -> SequenceState:
         """Returns the result of a request that ``of`` refused."""
         return cls(-1, request, [], [], finish_reason=FinishReason.FAILED, exception=error)
 
@@ -352,7 +351,7 @@ class Sequence:
 
 def read_ids(name: str, ids: object, vocab_size: int) -> list[int]:
     """Returns token ids as a list. Raises ValueError naming ``name``."""
-    if not isinstance(ids, (abc.Sequence, torch.Tensor)):
+    if not isinstance(ids, (Sequence, torch.Tensor)):
         refuse(name, type(ids).__name__, "a list of token ids")
     return list(read_as(name, read_prompts, [ids], None, vocab_size)[0])
 

@@ -34,7 +34,7 @@ from ..models.forward.cached_model import CachedModel
 from .log_probs import log_probs_of_path, on_path, ranked
 from .report import StepResult, pack
 from .rows import Rows
-from .sequence import Sequence
+from .sequence import SequenceState
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class AcceptRule:
     exact: ClassVar[bool] = True
     trees_only: ClassVar[bool] = False
 
-    def check(self, sequence: Sequence) -> None:
+    def check(self, sequence: SequenceState) -> None:
         """Raises ValueError for a sequence with settings that the rule does not know."""
 
     def verify(

@@ -17,7 +17,7 @@ from specdec_kernels import Rule, SamplingParams, SpeculativeStep, Status, TreeS
 from ..checks import refuse
 from ..drafters.protocol import Drafts, Step
 from ..models.cache.tree import Tree
-from .sequence import Sequence
+from .sequence import SequenceState
 from .step import AcceptRule
 
 _DRAFT_TO_TARGET = int(Status.DRAFT_NAN) // int(Status.TARGET_NAN)  # the same faults, of a row of the other kind
@@ -51,7 +51,7 @@ class Typical(AcceptRule):
         if not 0 < self.delta < math.inf:
             refuse("delta", self.delta, "a finite number > 0")
 
-    def check(self, sequence: Sequence) -> None:
+    def check(self, sequence: SequenceState) -> None:
         penalised = any(sequence.params[name] != SamplingParams.neutral(name) for name in SamplingParams.PENALTIES)
         if penalised or sequence.bias or sequence.request.min_new_tokens:
             refuse("rule", "Typical with penalties, bias, bans or min_new_tokens", "none of these, or an exact rule")

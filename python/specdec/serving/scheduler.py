@@ -12,7 +12,7 @@ from ..checks import read_count, refuse
 from ..decoder import SpeculativeDecoder
 from ..loop.batch import Batch
 from ..loop.prefixes import PrefixReuse
-from ..loop.sequence import Output, Request, Sequence
+from ..loop.sequence import Output, Request, SequenceState
 from ..loop.step import AcceptRule
 from ..models.forward.cached_model import CachedModel
 from ..prompts import read_eos
@@ -127,8 +127,8 @@ class Scheduler:
         with torch.inference_mode():
             self.batch = Batch(config)
         self._numbers = 0
-        self._waiting: deque[Sequence] = deque()
-        self._ended: deque[Sequence] = deque()  # that ``run`` has not yielded yet
+        self._waiting: deque[SequenceState] = deque()
+        self._ended: deque[SequenceState] = deque()  # that ``run`` has not yielded yet
         self._busy_rows = 0
         self._stepping = False
         self._to_cancel: list[int] = []  # requests cancelled by code that the current step calls
@@ -152,10 +152,10 @@ class Scheduler:
         if (waiting := len(self._waiting) + coming) >= self.max_waiting:
             raise QueueFull(f"{waiting} requests wait, allowed: {self.max_waiting}")
 
-    def read(self, request: Request) -> Sequence:
+    def read(self, request: Request) -> SequenceState:
         """Checks a request and numbers it: the first part of ``submit``. Uses no state that ``step`` changes, so it may
         run in another thread."""
-        sequence, longest = Sequence.of(self._numbers, request, self.target, self.decoder.most_drafts), self.max_length
+        sequence, longest = SequenceState.of(self._numbers, request, self.target, self.decoder.most_drafts), self.max_length
         if sequence.slots > longest:
             given = f"{sequence.prompt_length} tokens with max_new_tokens={request.max_new_tokens}"
             refuse("prompt", given, f"{longest} tokens together")
@@ -174,7 +174,7 @@ class Scheduler:
         """The most tokens of prompt and output of one sequence."""
         return self.budget.max_length
 
-    def take(self, sequence: Sequence) -> None:
+    def take(self, sequence: SequenceState) -> None:
         """Puts a sequence into the queue: the second part of ``submit``."""
         if sequence.room == 0 and sequence.request.prompt_log_probs is None:
             self._finish(sequence, FinishReason.LENGTH)
@@ -197,7 +197,7 @@ class Scheduler:
             self._finish(sequence, FinishReason.CANCELLED)
         return True
 
-    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
+    def _finish(self, sequence: SequenceState, reason: FinishReason) -> None:
         sequence.finish_reason = reason
         self.batch.finish(sequence)
 
@@ -234,7 +234,7 @@ class Scheduler:
         Each request has one ``Output`` with a finish reason, its last."""
         return self._step()
 
-    def run(self, requests: Iterable[Request]) -> Iterator[Sequence]:
+    def run(self, requests: Iterable[Request]) -> Iterator[SequenceState]:
         """Decodes all ``requests``, which are taken from the iterable as rows become free. Yields the sequences in the
         order in which they end; that of a refused request has number -1.
 
@@ -252,7 +252,7 @@ class Scheduler:
                 try:
                     self.submit(request)
                 except ValueError as error:
-                    yield Sequence.refused(request, error)
+                    yield SequenceState.refused(request, error)
             self._ended += [output.sequence for output in self._step() if output.finish_reason is not None]
             while self._ended:
                 yield self._ended.popleft()

@@ -21,7 +21,7 @@ from ...decoder import SpeculativeDecoder
 from ...loop.batch import Batch
 from ...loop.draft_length import FixedK, RowResult
 from ...loop.sequence import Request
-from ...loop.sequence import Sequence as Decoded
+from ...loop.sequence import SequenceState
 from ...loop.step import AcceptRule
 
 Clock = Callable[[], float]
@@ -164,7 +164,7 @@ class _Decoding:
         clock: Clock,
     ):
         self._clock, began, target = clock, clock(), decoder.target
-        texts = {i: Decoded.of(i, request, target, decoder.most_drafts) for i, request in enumerate(requests)}
+        texts = {i: SequenceState.of(i, request, target, decoder.most_drafts) for i, request in enumerate(requests)}
         capacity = target.capacity(max(len(r.prompt) + r.max_new_tokens for r in requests))
         config = decoder.batch_config(len(requests), capacity, AcceptRule(rule), max_eos=0)
         self.batch = Batch(config if lengths is None else replace(config, num_drafts=lengths))
