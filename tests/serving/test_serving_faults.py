@@ -54,7 +54,7 @@ class Setup:
     def row(self) -> int | None:
         """Of the faulty request while it decodes."""
         batch = self.scheduler.batch
-        return next((i for i in batch._decoding() if batch.rows[i].number == FAULTY), None)
+        return next((row for row, s in batch.decoding.items() if s.number == FAULTY), None)
 
     def change(self, **fields) -> None:
         self.requests[FAULTY] = dataclasses.replace(self.requests[FAULTY], **fields)

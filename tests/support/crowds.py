@@ -77,7 +77,7 @@ def check_empty(scheduler: Scheduler) -> None:
     """Checks that no row and no token of the cache is lost, and that every row serves the next request correctly."""
     usage = scheduler.usage
     assert (usage.live, usage.prefilling, usage.waiting, usage.cache_tokens_used) == (0, 0, 0, 0)
-    assert scheduler.idle and all(record is None for record in scheduler.batch.rows) and 0 <= usage.busy <= 1
+    assert scheduler.idle and all(record is None for record in scheduler.batch.sequences) and 0 <= usage.busy <= 1
     request = Request([5, 6, 7, 8], 2)
     outcomes = list(scheduler.run([request] * usage.rows))
     assert [o.tokens for o in outcomes] == [alone(request.prompt, 2)] * usage.rows

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol, cast
 
-from ..decoder import next_seed
+from ..generate import next_seed
 from ..loop.sequence import Request
 from ..stopping import StopStrings
 from .lines import GRAMMARS, SAMPLING, JobLine

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from specdec_kernels import SamplingParams, SamplingTensors, SpeculativeStep, Status, TokenTable, TreeStep
 
-from ..drafters.protocol import Step
+from ..drafters.protocol import HostStep, Step
 from .sequence import PARAMETERS, SequenceState
 
 _TARGET_FAULTS = int(Status.TARGET_FAULTS)
@@ -73,9 +71,9 @@ class Rows:
         return not any(sequence.params["temperature"] for sequence in self._sequences.values())
 
     @property
-    def signature(self) -> tuple:
-        """What a captured step fixes: the number of rows, which parameters are used, and ``greedy``."""
-        return self.count, *(part is None for part in self.sampling[:3]), self.greedy
+    def key(self) -> tuple:
+        """What a captured step fixes of the rows: their number, and which parameters are used."""
+        return self.count, *(part is None for part in self.sampling[:3])
 
     def set(self, row: int, sequence: SequenceState) -> None:
         self._edited[row] = self._sequences[row] = sequence
@@ -136,23 +134,32 @@ class Rows:
             penalties if used(SamplingParams.PENALTIES) else None,
         )
 
-    def place(self, table: TokenTable | None, **known: Any) -> Step:
+    def place(self, host: HostStep, table: TokenTable | None) -> Step:
         """Returns the step with the positions and slots of its tokens. A sequence drafts at most ``room - 1`` tokens,
         since a step adds one recovered or bonus token to them. Tokens that do not count get position 0 and the trash
         slot.
 
         Args:
             table: biases, bans and penalties of tokens; None: there are none.
-            known: the fields of ``Step`` that the host knows.
         """
-        columns = self._places[: known["num_drafts"] + 2]
+        columns = self._places[: host.num_drafts + 2]
         live = self.room > 0
-        allowed = torch.minimum(self.wanted, self.room - 1).clamp_(0, known["num_drafts"])
+        allowed = torch.minimum(self.wanted, self.room - 1).clamp_(0, host.num_drafts)
         places = self.known[:, None] + columns
         counts = (columns < allowed[:, None]) & (places >= 0) & live[:, None]
         return Step(
-            **known,
-            greedy=self.greedy,
+            index=host.index,
+            num_drafts=host.num_drafts,
+            visible=host.visible,
+            allowed=host.allowed,
+            texts=host.texts,
+            seen=host.seen,
+            greedy=host.greedy,
+            fixed_shape=host.fixed_shape,
+            log_probs=host.log_probs,
+            num_ranked=host.num_ranked,
+            top=host.top,
+            cut=host.cut,
             lengths=places[:, 1].clamp(0),
             position=self.known,
             last_two=self.last_two,

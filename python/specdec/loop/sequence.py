@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -131,6 +131,7 @@ class SequenceState:
         log_probs, raw_log_probs, top_log_probs: as in ``GenerationResult``; None: not requested.
         status: Status.OK, or what went wrong with the sequence's logits.
         exception: what ended it, if an exception did.
+        begun: whether its prompt is stored, and it takes part in steps.
         stored: tokens of the prompt that the target's cache holds, while the prompt is read.
         reused: how many of these were not read, as an earlier text began with them; None: this was not looked for.
         may_draft: False: its request asks for no drafts, or its drafter has failed.
@@ -156,6 +157,7 @@ class SequenceState:
     status: Status = Status.OK
     finish_reason: FinishReason | None = None
     exception: BaseException | None = None
+    begun: bool = False
     stored: int = 0
     reused: int | None = None
     may_draft: bool = True
@@ -347,6 +349,11 @@ class SequenceState:
     def drafter_failed(self) -> bool:
         """Whether draft logits were NaN or +inf. A row of all -inf does not count, since bans can cause it as well."""
         return int(self.status) & _DRAFT_FAULTS != 0
+
+
+def decoding(sequences: Iterable[SequenceState | None]) -> dict[int, SequenceState]:
+    """Returns those of a batch's sequences, by row, that take part in its steps."""
+    return {row: s for row, s in enumerate(sequences) if s is not None and s.live and s.begun}
 
 
 def read_ids(name: str, ids: object, vocab_size: int) -> list[int]:

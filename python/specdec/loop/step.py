@@ -108,7 +108,7 @@ class AcceptRule:
 
 
 @dataclass
-class SpeculativeLoop:
+class StepRunner:
     """Runs the steps of a batch.
 
     Attributes:
@@ -121,7 +121,7 @@ class SpeculativeLoop:
     rows: Rows
     rule: AcceptRule
 
-    def step(self, step: Step) -> StepResult:
+    def run(self, step: Step) -> StepResult:
         """Drafts, verifies, and advances every row by its emitted tokens."""
         state, lap = self.state, self.state.timer.lap
         drafts = self.propose(step)
@@ -191,11 +191,11 @@ class SpeculativeLoop:
         else:
             assert out.log_probs is not None and out.raw_log_probs is not None
             drawn, raw = out.log_probs, out.raw_log_probs
-        found = torch.stack((drawn, raw), -1).double()
+        values = torch.stack((drawn, raw), -1).double()
         if step.num_ranked == 0:
-            return found
+            return values
         rows = self.rows.ranked[: step.num_ranked]
         scores = ranked(logits, out.tokens, rows, step.top)
         # ``raw`` is of the logits that the kernel was given, which are not the model's own if processors changed them.
-        found[:, :, 1].index_copy_(0, rows, scores[:, :, 0])
-        return torch.cat((found, found.new_zeros(*raw.shape, scores.shape[2]).index_copy_(0, rows, scores)), -1)
+        values[:, :, 1].index_copy_(0, rows, scores[:, :, 0])
+        return torch.cat((values, values.new_zeros(*raw.shape, scores.shape[2]).index_copy_(0, rows, scores)), -1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -115,11 +116,8 @@ class Scheduler:
         self.budget = decoder.plan_caches(rows, max_length, cache_tokens, cache_bytes)
         self.max_eos = max(MAX_EOS, len(read_eos(None, target.model)))
         self.rule = decoder.read_rule(rule)
-        config = decoder.batch_config(
-            self.budget.rows,
-            self.budget.capacity,
-            self.rule,
-            self.max_eos,
+        config = replace(
+            decoder.batch_config(self.budget.rows, self.budget.capacity, self.rule, self.max_eos),
             async_scheduling=async_scheduling,
             prefill_chunk=prefill_chunk,
             prefix_reuse=_read_reuse(prefix_reuse, target),
@@ -185,7 +183,7 @@ class Scheduler:
         """Ends a request, whether it waits or has a row. Its last output comes with the next step. Returns False if the
         request has already ended or does not exist. A call from inside a step takes effect at the end of the step,
         unless the request has ended by then."""
-        sequences = (*self._waiting, *self.batch.rows)
+        sequences = (*self._waiting, *self.batch.sequences)
         sequence = next((s for s in sequences if s is not None and s.number == number), None)
         if sequence is None or not sequence.live:
             return False
@@ -204,19 +202,19 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """Whether there is no request left to decode and no output left to return."""
-        return not (self._waiting or any(self.batch.rows) or self.batch.has_outputs)
+        return not (self._waiting or any(self.batch.sequences) or self.batch.has_outputs)
 
     @property
     def usage(self) -> Usage:
         """The current load."""
-        steps, rows = self.batch.steps, len(self.batch.rows)
+        steps, rows = self.batch.steps, len(self.batch.sequences)
         return Usage(
             rows=rows,
             live=self.batch.live,
             prefilling=self.batch.prefilling,
             waiting=len(self._waiting),
             cache_tokens=self.budget.tokens,
-            cache_tokens_used=sum(sequence.slots for sequence in self.batch.rows if sequence is not None),
+            cache_tokens_used=sum(sequence.slots for sequence in self.batch.sequences if sequence is not None),
             steps=steps,
             busy=self._busy_rows / (steps * rows) if steps else 0.0,
             num_drafts=self.batch.num_drafts,
@@ -241,7 +239,7 @@ class Scheduler:
         An error of the iterable itself is raised at once. After it, or if the caller stops at any sequence, the
         requests already taken remain in the scheduler, and ``run(())`` yields theirs."""
         coming, more = iter(requests), True
-        ahead = min(2 * len(self.batch.rows) + 1, self.max_waiting)  # for many rows that become free at once
+        ahead = min(2 * len(self.batch.sequences) + 1, self.max_waiting)  # for many rows that become free at once
         while more or not self.idle or self._ended:
             while more and len(self._waiting) < ahead:
                 try:
@@ -278,7 +276,7 @@ class Scheduler:
         """Reads about ``prefill_chunk`` tokens of prompts, in order. A request gets a row once those before it have
         been read, since it may begin as they do. A row has room for every request that was taken."""
         batch, read = self.batch, 0
-        while read < self.prefill_chunk and (batch.prefilling or self._waiting and None in batch.rows):
+        while read < self.prefill_chunk and (batch.prefilling or self._waiting and None in batch.sequences):
             if not batch.prefilling:
                 batch.admit(self._waiting.popleft())
             if batch.prefilling:
@@ -286,7 +284,7 @@ class Scheduler:
 
     def close(self) -> None:
         """Cancels all requests; their last outputs come with the next step."""
-        for sequence in [*self._waiting, *(s for s in self.batch.rows if s is not None)]:
+        for sequence in [*self._waiting, *(s for s in self.batch.sequences if s is not None)]:
             self.cancel(sequence.number)
 
 

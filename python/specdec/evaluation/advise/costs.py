@@ -19,7 +19,7 @@ from specdec_kernels import Rule, SamplingParams
 from ...checks import read_count, refuse
 from ...decoder import SpeculativeDecoder
 from ...loop.batch import Batch
-from ...loop.draft_length import FixedK, RowResult
+from ...loop.draft_length import DraftLength, RowResult, StepOutcome
 from ...loop.sequence import Request
 from ...loop.sequence import SequenceState
 from ...loop.step import AcceptRule
@@ -29,13 +29,13 @@ TURN = (2, 4)  # plain and speculative steps that take turns: the latter come in
 FORWARDS = ("draft_forwards", "target_forwards")
 
 
-class Sweep(FixedK):
+class Sweep(DraftLength):
     """Takes the numbers of drafts in turns, and counts what becomes of the drafts. Each turn has another order: in one
     that repeats, a number could always come in the first step of a text, or where its end cuts drafts short, and then
     it would never be timed."""
 
     def __init__(self, widths: Sequence[int]):
-        super().__init__(max(widths))
+        super().__init__(max(widths), max(widths))
         self.acceptance, self._turns = Acceptance(max(widths)), _turns(widths)
 
     def chooses(self, text_depends: bool) -> bool:
@@ -44,8 +44,8 @@ class Sweep(FixedK):
     def choose(self, rows: int, live: int, caps: Sequence[int]) -> int:
         return next(self._turns)
 
-    def record(self, rows: int, num_drafts: int, width: int, results: Sequence[RowResult]) -> None:
-        self.acceptance.record(results)
+    def observe(self, step: StepOutcome) -> None:
+        self.acceptance.record(step.results)
 
 
 def _turns(widths: Sequence[int]) -> Iterator[int]:
