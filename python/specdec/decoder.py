@@ -122,7 +122,6 @@ class SpeculativeDecoder:
         self.nodes = 0 if tree is None else self._read_tree(tree)
         if self.drafter is not None:
             self.drafter.check(self.target, tree or 0, self.most_drafts)
-        self._memory = BatchMemory(self.target, self.drafter, self.most_drafts, self.nodes)
         self._lengths: DraftLength
         if isinstance(num_drafts, AdaptiveDrafts):
             copies = self.drafter is not None and self.drafter.copies and not self.nodes
@@ -260,6 +259,10 @@ class SpeculativeDecoder:
     ) -> CacheBudget:
         """Plans the caches of target and draft, as ``specdec.loop.batch_memory`` does."""
         return self._memory.plan(rows, max_length, cache_tokens, cache_bytes, step)
+
+    @property
+    def _memory(self) -> BatchMemory:
+        return BatchMemory(self.target, self.drafter, self.most_drafts, self.nodes)
 
     @property
     def max_length(self) -> int | None:

@@ -170,7 +170,7 @@ class Drafts(NamedTuple):
     def of(cls, proposals: Sequence[Sequence[int]], step: Step) -> Drafts:
         """Returns chains with a one-hot q: the tokens that each row proposes, at most K."""
         width = max(map(len, proposals), default=0)
-        rows = [[*own, *[-1] * (width - len(own))] for own in proposals]
+        rows = [[*tokens, *[-1] * (width - len(tokens))] for tokens in proposals]
         return cls(torch.tensor(rows, dtype=torch.int64, device=step.last_two.device).view(len(rows), width))
 
     @classmethod

@@ -96,11 +96,11 @@ class Typical(AcceptRule):
         threshold = self.threshold(log_p.exp())
 
         row = parents + 1
-        own = log_p.flatten(1).gather(1, row * vocabulary + nodes.clamp(0, vocabulary - 1))
-        likely = counts & (own.exp() > threshold.gather(1, row))
+        of_nodes = log_p.flatten(1).gather(1, row * vocabulary + nodes.clamp(0, vocabulary - 1))
+        likely = counts & (of_nodes.exp() > threshold.gather(1, row))
         above = tree.ancestors[:, 1:, 1:].expand(batch, -1, -1)
         accepted = ~(above & ~likely[:, None]).any(-1)
-        of_path = (above * own.masked_fill(~likely, 0.0)[:, None]).sum(-1)
+        of_path = (above * of_nodes.masked_fill(~likely, 0.0)[:, None]).sum(-1)
         # The depth, and of one depth the probability of the path.
         rank = torch.where(accepted, depths[:, 1:] + 0.5 * of_path.exp(), -1.0)
         best = torch.nn.functional.pad(rank, (1, 0)).argmax(1, keepdim=True)
