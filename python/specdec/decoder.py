@@ -124,8 +124,8 @@ class SpeculativeDecoder:
             self.drafter.check(self.target, tree or 0, self.most_drafts)
         self._lengths: DraftLength
         if isinstance(num_drafts, AdaptiveDrafts):
-            copies = self.drafter is not None and self.drafter.copies and not self.nodes
-            self._lengths = CopiedK(num_drafts) if copies else AdaptiveK(num_drafts, few=self._on_graphs)
+            copying = self.drafter is not None and self.drafter.copying and not self.nodes
+            self._lengths = CopiedK(num_drafts) if copying else AdaptiveK(num_drafts, few=self._on_graphs)
         else:
             self._lengths = FixedK(num_drafts)
 

@@ -52,8 +52,8 @@ class PredictedDrafter(Drafter):
         return super().name if self.drafter is None else self.drafter.name
 
     @property
-    def copies(self) -> bool:  # type: ignore[override]  # it depends on the other one
-        return self.drafter is None or self.drafter.copies
+    def copying(self) -> bool:  # type: ignore[override]  # it depends on the other one
+        return self.drafter is None or self.drafter.copying
 
     @property
     def reads_only_filled(self) -> bool:

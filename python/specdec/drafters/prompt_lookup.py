@@ -41,7 +41,7 @@ class PromptLookupDrafter(Drafter):
         True
     """
 
-    copies = trees = True
+    copying = trees = True
 
     def __init__(self, max_ngram: int = 5, min_ngram: int = 2):
         read_count("max_ngram", max_ngram, 1)

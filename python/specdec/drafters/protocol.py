@@ -252,7 +252,7 @@ class Drafter(ABC):
     """Starts a session for each batch.
 
     Attributes:
-        copies: whether sessions find chains by copying, in a time that is nothing beside a step's. They then say so in
+        copying: whether sessions find chains by copying, in a time that is nothing beside a step's. They then say so in
             ``Drafts.copies``, and how many of their drafts are verified may be chosen afterwards.
         trees: whether sessions propose trees.
         samples_trees: whether they draw the nodes of trees under rules ``token`` and ``block``.
@@ -260,7 +260,7 @@ class Drafter(ABC):
         max_length: the positions of its model; None: it has no limit of its own.
     """
 
-    copies: bool = False
+    copying: bool = False
     trees: bool = False
     samples_trees: bool = False
     model: CachedModel | None = None

@@ -153,7 +153,7 @@ class SuffixDrafter(Drafter):
         (True, True)
     """
 
-    copies = trees = True
+    copying = trees = True
 
     def __init__(
         self,
