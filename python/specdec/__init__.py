@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from .drafters.universal import UniversalDrafter
     from .hf.speculate import Speculator, speculate
     from .loop.draft_length import AdaptiveDrafts
-    from .loop.sequence import Output, Request, SequenceState
+    from .loop.request import Request
+    from .loop.sequence import Output, SequenceState
     from .models.cache.kv_cache import StaticKVCache
     from .models.load.loading import load_embedded_pair, load_model, load_pair
     from .result import FinishReason, GenerationResult, Producer, TokenLogProb
@@ -81,7 +82,8 @@ _HOMES = {
     "sampling.grammar": ("Grammar", "GrammarCompiler"),
     "sampling.grammar_source": ("GrammarSource",),
     "sampling.params": ("SamplingParams",),
-    "loop.sequence": ("Output", "Request", "SequenceState"),
+    "loop.request": ("Request",),
+    "loop.sequence": ("Output", "SequenceState"),
     "result": ("FinishReason", "GenerationResult", "Producer", "TokenLogProb"),
     "serving.scheduler": ("QueueFull", "Scheduler"),
     "stats": ("Stats",),

@@ -25,7 +25,8 @@ from .loop.batch_memory import BatchMemory
 from .loop.copied_length import CopiedK
 from .loop.draft_length import DEFAULT_DRAFTS, AdaptiveDrafts, AdaptiveK, DraftLength, FixedK, most_drafts
 from .loop.graphs import StepGraphs
-from .loop.sequence import Output, Request, SequenceState
+from .loop.request import Request
+from .loop.sequence import Output, SequenceState
 from .loop.step import AcceptRule
 from .models.cache_plan import CacheBudget
 from .models.supported import cached_model, why_no_trees

@@ -12,7 +12,8 @@ from transformers import LogitsProcessor
 from specdec_kernels import SamplingParams
 
 from .checks import for_each, read_count
-from .loop.sequence import Output, Request, SequenceState
+from .loop.request import Request
+from .loop.sequence import Output, SequenceState
 from .loop.step import AcceptRule
 from .models.forward.cached_model import CachedModel
 from .prompts import TokenIds, join, read_eos, read_pad, read_prompts, read_seeds

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 from specdec import SpeculativeDecoder
-from specdec.loop.sequence import Request
+from specdec.loop.request import Request
 from specdec.result import FinishReason
 from specdec.serving.scheduler import Scheduler
 from support.allocations import LittleMemory, allocated, masked

@@ -8,7 +8,7 @@ from ..decoder import SpeculativeDecoder
 from ..drafters.protocol import Drafter
 from ..drafters.suffix import SuffixMemory
 from ..loop.draft_length import AdaptiveDrafts
-from ..loop.sequence import Request
+from ..loop.request import Request
 from ..sampling.grammar import Grammar
 from ..stopping import StoppingCriteria, StopStrings
 from . import drafting, models

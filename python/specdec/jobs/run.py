@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, cast
 
 from ..generate import next_seed
-from ..loop.sequence import Request
+from ..loop.request import Request
 from ..stopping import StopStrings
-from .lines import GRAMMARS, SAMPLING, JobLine
+from .lines import JobLine
 from .output import COUNTS, COUNTS_BY_POSITION, Results, Totals
 from .result_line import result_line
 from .signals import Signals
@@ -54,15 +55,16 @@ class RequestMaker:
 
     def __call__(self, line: JobLine, further: int = 0) -> Request:
         """The request of a line, or of a further text of it. Its ``id`` is the line."""
-        s = line.settings
-        names = vars(s).keys() - {*SAMPLING, *GRAMMARS}
-        of_line = {name: getattr(s, name) for name in names} | {
-            "grammar": None if (source := s.grammar) is None else self._grammar(source),
-            "seed": next_seed(s.seed, further),
-            "stop": self._stop(s.stop) if s.stop else None,
-            "banned_tokens": [*s.banned_tokens, *self._banned],
-        }
-        return Request(line.tokens(self._tokenizer), params=line.params, id=line, **of_line)
+        request, stop, source = line.settings.request, line.settings.stop, line.settings.grammar
+        return replace(
+            request,
+            prompt=line.tokens(self._tokenizer),
+            seed=next_seed(request.seed, further),
+            stop=self._stop(stop) if stop else None,
+            banned_tokens=[*request.banned_tokens, *self._banned],
+            grammar=None if source is None else self._grammar(source),
+            id=line,
+        )
 
     def _grammar(self, source: GrammarSource) -> Grammar | ValueError:
         """One that cannot be had fails its line alone."""

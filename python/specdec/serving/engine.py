@@ -13,7 +13,8 @@ from typing import NamedTuple
 import torch
 
 from ..checks import refuse
-from ..loop.sequence import Output, Request, SequenceState
+from ..loop.request import Request
+from ..loop.sequence import Output, SequenceState
 from ..result import error_text
 from .scheduler import Scheduler, Usage
 

@@ -13,7 +13,8 @@ from ..checks import read_count, refuse
 from ..decoder import SpeculativeDecoder
 from ..loop.batch import Batch
 from ..loop.prefixes import PrefixReuse
-from ..loop.sequence import Output, Request, SequenceState
+from ..loop.request import Request
+from ..loop.sequence import Output, SequenceState
 from ..loop.step import AcceptRule
 from ..models.forward.cached_model import CachedModel
 from ..prompts import read_eos

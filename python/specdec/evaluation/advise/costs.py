@@ -20,7 +20,7 @@ from ...checks import read_count, refuse
 from ...decoder import SpeculativeDecoder
 from ...loop.batch import Batch
 from ...loop.draft_length import DraftLength, RowResult, StepOutcome
-from ...loop.sequence import Request
+from ...loop.request import Request
 from ...loop.sequence import SequenceState
 from ...loop.step import AcceptRule
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from specdec_kernels import Status
 
 from ...detokenize import Detokenizer, IncrementalText
-from ...loop.sequence import Output, Request
+from ...loop.request import Request
+from ...loop.sequence import Output
 from ...loop.sequence import SequenceState
 from ...result import FinishReason, Producer, TokenLogProb
 from ...sampling.grammar_masks import GrammarError
