@@ -82,8 +82,8 @@ class LineSettings:
             prompt_log_probs=self.prompt_log_probs,
         )
 
-    def check(self, vocab_size: int | None) -> Request:
-        """Returns the request, which was checked, as was what the grammar is made of.
+    def check(self, vocab_size: int | None) -> None:
+        """Checks the request, and what its grammar is made of.
 
         Args:
             vocab_size: V of the target; None: ids are not checked.
@@ -91,11 +91,10 @@ class LineSettings:
         Raises:
             ValueError: names the key, what was given and what is allowed.
         """
-        request, source = self.request, self.grammar
-        request.check(vocab_size, has_grammar=source is not None)
+        source = self.grammar
+        self.request.check(vocab_size, has_grammar=source is not None)
         if source is not None:
             check_source(source, source.kind)
-        return request
 
 
 KEYS = ("id", "prompt", "messages", *(field.name for field in dataclasses.fields(LineSettings)))

@@ -122,7 +122,11 @@ class StepRunner:
     rule: AcceptRule
 
     def run(self, step: Step) -> StepResult:
-        """Drafts, verifies, and advances every row by its emitted tokens."""
+        """Drafts, verifies, and advances every row by its emitted tokens.
+
+        Verification is where drafts are checked. Until then nothing of the rows has changed, so if it refuses them,
+        their drafter is dropped, and the step runs again without it.
+        """
         state, lap = self.state, self.state.timer.lap
         drafts = self.propose(step)
         lap("loop")
@@ -137,7 +141,12 @@ class StepRunner:
         if state.processors and counts is not None:
             processed = state.processors(logits, step.seen, counts, drafts.tokens, drafts.parents)
         masks = None if sent is None else state.grammars.after(sent)
-        out = self.rule.verify(step, processed, drafts, tree, counts, state.backend, masks)
+        try:
+            out = self.rule.verify(step, processed, drafts, tree, counts, state.backend, masks)
+        except ValueError as error:
+            if drafts.tokens.shape[1] == 0 or self.session is None or not self.session.refused(error):
+                raise
+            return self.run(step)
         if isinstance(out, TreeStep):
             state.target_cache.compact(out.path)
             if self.session is not None:
@@ -151,11 +160,10 @@ class StepRunner:
     def propose(self, step: Step) -> Drafts:
         """Returns the step's drafts, with the q that they were drawn from."""
         drafts = self.session.propose(step) if step.num_drafts and self.session is not None else None
-        drafts = drafts or Drafts.none(step)
-        columns = step.num_drafts if drafts.parents is None else self.state.nodes
-        if drafts.copies is not None and (count := step.cut(drafts.copies)) is not None:
-            columns, drafts = count, drafts.first(count)
-        return drafts.widened(columns) if step.fixed_shape else drafts
+        if drafts is None:
+            drafts = Drafts.none(step)
+            return drafts.widened(step.num_drafts) if step.fixed_shape else drafts
+        return drafts
 
     def counts(self, step: Step, drafts: Drafts, tree: Tree | None) -> torch.Tensor:
         """Returns [n, k] bool, the drafts that count: a row may have so many of them, and an id outside the vocabulary
