@@ -1,4 +1,4 @@
-"""``SpeculativeDecoder.generate``: reads a batch of prompts as one array and settings for all or each of them, decodes a
+"""``SpeculativeDecoder.generate``: reads prompts as one array with settings for all or each of them, decodes a
 ``Request`` for every text, and returns the texts as one array."""
 
 from __future__ import annotations

@@ -80,7 +80,9 @@ def test_cancelled_while_it_waits():
 
 
 def test_cancelled_while_a_row_is_free_and_another_prompt_is_read():
-    cancelled, outcome = run_and_cancel(lambda s, updates: in_prefill(s, updates) and None in s.batch.sequences, number=2)
+    cancelled, outcome = run_and_cancel(
+        lambda s, updates: in_prefill(s, updates) and None in s.batch.sequences, number=2
+    )
     assert (cancelled, outcome.finish_reason, outcome.tokens) == (True, FinishReason.CANCELLED, [])
 
 

@@ -40,8 +40,8 @@ __all__ = ["BatchState", "Copies", "DraftSession", "Drafter", "Drafts", "HostSte
 
 @dataclass
 class BatchState:
-    """What all steps of a batch share. A row holds one sequence at a time, of which ``begin`` and ``end`` change what is
-    said here, so sessions read it anew."""
+    """What all steps of a batch share. A row holds one sequence at a time: ``begin`` and ``end`` change what is said of
+    it here, so sessions read that anew."""
 
     size: int  # B, rows
     capacity: int  # slots of a row, the trash slot included

@@ -83,7 +83,7 @@ def levels(parents: Sequence[int], device: torch.device) -> list[LevelShape]:
                 paths=on_device([paths[n + 1] for n in numbers], len(numbers), depth),
                 tree=Tree(whole.depths, whole.ancestors[:, fed]),
                 width=width,
-                children=on_device([i * width + j for i, children in enumerate(of_each) for j in range(len(children))], -1),
+                children=on_device([i * width + j for i, each in enumerate(of_each) for j in range(len(each))], -1),
             )
         )
         before = numbers

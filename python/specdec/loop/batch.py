@@ -32,7 +32,7 @@ from .unseen import UnseenTexts
 class _Launched(NamedTuple):
     """A step that the host has not read yet."""
 
-    sequences: list[SequenceState | None]  # that decode in the rows; None: the row is empty, or its prompt is being read
+    sequences: list[SequenceState | None]  # that decode in the rows; None: the row is free, or its prompt is being read
     report: PendingReport
     wanted: list[int]  # drafts of each row, not limited by its room
     timer: StepTimer | None  # where K adapts, and the step's time says what later ones take
@@ -143,7 +143,7 @@ class Batch:
 
     def _begin(self, sequences: list[SequenceState]) -> None:
         """Lets sequences whose prompts are stored take part in steps."""
-        prompts = {}
+        prompts: dict[int, list[int]] = {}
         for sequence in sequences:
             if sequence.room == 0:  # only its prompt was asked for
                 sequence.finish_reason = FinishReason.LENGTH

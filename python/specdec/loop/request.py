@@ -100,7 +100,7 @@ class Request:
             allowed = f"an integer from 0 to max_new_tokens = {self.max_new_tokens}"
             refuse("min_new_tokens", self.min_new_tokens, allowed)
         if has_grammar and self.min_new_tokens:
-            refuse("min_new_tokens", f"{self.min_new_tokens} with a grammar", "0: the grammar says where a text may end")
+            refuse("min_new_tokens", f"{self.min_new_tokens} with a grammar", "0: the grammar says where texts may end")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed not in _SEEDS:
             refuse("seed", shown(self.seed), "a signed 64-bit integer")
         if self.stop is not None and not callable(getattr(self.stop, "first_end", None)):

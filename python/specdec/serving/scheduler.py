@@ -154,7 +154,8 @@ class Scheduler:
     def read(self, request: Request) -> SequenceState:
         """Checks a request and numbers it: the first part of ``submit``. Uses no state that ``step`` changes, so it may
         run in another thread."""
-        sequence, longest = SequenceState.of(self._numbers, request, self.target, self.decoder.most_drafts), self.max_length
+        sequence = SequenceState.of(self._numbers, request, self.target, self.decoder.most_drafts)
+        longest = self.max_length
         if sequence.slots > longest:
             given = f"{sequence.prompt_length} tokens with max_new_tokens={request.max_new_tokens}"
             refuse("prompt", given, f"{longest} tokens together")
