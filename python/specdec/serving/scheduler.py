@@ -295,6 +295,6 @@ def _read_reuse(given: str | None, target: CachedModel) -> PrefixReuse:
     if given is None:
         return PrefixReuse.OFF if target.recurrent else PrefixReuse.EXACT
     if given not in allowed:
-        told = f", for model type {target.config.model_type!r}, whose state cannot be cut" if target.recurrent else ""
-        refuse("prefix_reuse", repr(given), f"None, {', '.join(allowed)}{told}")
+        why = f", for model type {target.config.model_type!r}, whose state cannot be cut" if target.recurrent else ""
+        refuse("prefix_reuse", repr(given), f"None, {', '.join(allowed)}{why}")
     return PrefixReuse(given)
