@@ -115,9 +115,7 @@ def test_rows_whose_texts_ended_are_dropped(k, monkeypatch):
     given |= {"params": SamplingParams(0.8), "seed": list(range(8))}
     plain = SpeculativeDecoder(target, None, 0).generate(ragged, **given)
     decoder, forward = SpeculativeDecoder(target, draft, NUM_DRAFTS[k]), StepRunner.target_forward
-    monkeypatch.setattr(
-        StepRunner, "target_forward", lambda *args: rows.append(len(args[1].live)) or forward(*args)
-    )
+    monkeypatch.setattr(StepRunner, "target_forward", lambda *args: rows.append(len(args[1].live)) or forward(*args))
     result = decoder.generate(ragged, stop=EndsByRow(lengths), **given)
     assert result.tokens == [text[:length] for text, length in zip(plain.tokens, lengths, strict=True)]
     assert len(rows) == result.stats.target_forwards and rows == sorted(rows, reverse=True)

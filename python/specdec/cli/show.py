@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
     from ..evaluation.compare import Comparison, Spread
     from ..evaluation.near_ties import Difference
-    from ..loop.sequence import Output
-    from ..loop.sequence import SequenceState
+    from ..loop.sequence import Output, SequenceState
     from ..result import Producer
     from ..stats import Stats
 

@@ -147,7 +147,7 @@ class DraftLength(ABC):
         """
         return None
 
-    def observe(self, step: StepOutcome) -> None:
+    def observe(self, step: StepOutcome) -> None:  # noqa: B027  # most learn nothing
         """Learns from a step. Steps come in their order."""
 
     def costs(self, rows: int) -> list[float] | None:

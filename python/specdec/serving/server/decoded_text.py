@@ -12,8 +12,7 @@ from specdec_kernels import Status
 
 from ...detokenize import Detokenizer, IncrementalText
 from ...loop.request import Request
-from ...loop.sequence import Output
-from ...loop.sequence import SequenceState
+from ...loop.sequence import Output, SequenceState
 from ...result import FinishReason, Producer, TokenLogProb
 from ...sampling.grammar_masks import GrammarError
 from ..engine import EngineStopped

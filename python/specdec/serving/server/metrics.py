@@ -11,8 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from ...loop.sequence import Output
-from ...loop.sequence import SequenceState
+from ...loop.sequence import Output, SequenceState
 from ...result import Producer
 from .lanes import Lane, Lanes
 
