@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specdec_kernels import SamplingParams
 
@@ -64,7 +64,8 @@ class LineSettings:
     def params(self) -> SamplingParams:
         """Greedy text has no filters: those of the defaults are for lines that sample."""
         off = SamplingParams.FILTERS if self.temperature == 0 else ()
-        return SamplingParams(**{name: None if name in off else getattr(self, name) for name in SAMPLING})
+        given: dict[str, Any] = {name: None if name in off else getattr(self, name) for name in SAMPLING}
+        return SamplingParams(**given)
 
     @property
     def request(self) -> Request:

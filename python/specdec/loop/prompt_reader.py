@@ -87,5 +87,6 @@ class PromptReader:
     def leave(self, row: int) -> None:
         """The sequence in this row has ended. What it stored stays there until the row is needed."""
         self.prefixes.leave(row)
-        if (sequence := self._sequences[row]) in self.unread:
+        sequence = self._sequences[row]
+        if sequence is not None and sequence in self.unread:
             self.unread.remove(sequence)
