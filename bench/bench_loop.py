@@ -20,7 +20,7 @@ import typer
 from measure import Method, first_line, in_turns, interleave, profiled, ratios, summary, synchronisations, synchronize
 from specdec import Request, Scheduler, SpeculativeDecoder, Stats
 from specdec.evaluation.contenders import assistant_config
-from specdec.loop.sequence import Sequence as Ended
+from specdec.loop.sequence import SequenceState
 from specdec.models.cache.kv_cache import visible_slots
 from specdec.models.forward.cached_model import CachedModel
 from specdec.models.load.few_bits import round_weights
@@ -211,10 +211,10 @@ class Specdec:
             raise RuntimeError(f"a sequence ended too early: {ended[0].error}")
         return sum(len(u.tokens) for u in updates)
 
-    def _end(self) -> list[Ended]:
+    def _end(self) -> list[SequenceState]:
         """Takes back what was begun."""
         self.scheduler.close()
-        found: list[Ended] = []
+        found: list[SequenceState] = []
         while not self.scheduler.idle:
             found += [u.sequence for u in self.scheduler.step() if u.finish_reason is not None]
         return found

@@ -1,7 +1,7 @@
 """Fused sampling and verification for speculative decoding, on raw logits, and the layers that need operations of their
 own. Knows nothing of models."""
 
-from .api import check_drafts, draft_step, speculative_step
+from .api import draft_step, speculative_step
 from .attend_api import attend, bytes_beside_caches, has_fused_attention, store_and_attend
 from .build import build_info
 from .elementwise_api import add_rms_norm, gated, rms_norm, rope_angles, rotate
@@ -51,7 +51,6 @@ __all__ = [
     "attend",
     "build_info",
     "bytes_beside_caches",
-    "check_drafts",
     "conv_window",
     "delta_step",
     "dequantise",

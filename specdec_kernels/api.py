@@ -100,42 +100,6 @@ def draft_step(
     )
 
 
-def check_drafts(
-    draft_tokens: torch.Tensor,
-    draft_logits: torch.Tensor | None = None,
-    draft_stats: tuple[torch.Tensor, torch.Tensor] | None = None,
-    d2t: torch.Tensor | None = None,
-    *,
-    vocabulary: int,
-    rule: str = "token",
-    backend: str = "auto",
-) -> None:
-    """Raises for drafts that ``speculative_step`` would refuse. A decoding loop calls it right after drafting, to tell
-    a fault of the drafter from its own. Launches no kernel, and reads no values on a GPU.
-
-    Args:
-        draft_tokens: [B, K] int64 or int32.
-        draft_logits, draft_stats, d2t, rule, backend: as in :func:`speculative_step`.
-        vocabulary: V of the target.
-
-    Raises:
-        ValueError: names the argument, what was given and what is allowed.
-
-    Example:
-        >>> import torch
-        >>> from specdec_kernels import check_drafts
-        >>> check_drafts(torch.tensor([[1, 2]]), torch.zeros(1, 1, 5), vocabulary=5)
-        Traceback (most recent call last):
-        ValueError: draft_logits: ...
-    """
-    if not isinstance(draft_tokens, torch.Tensor) or draft_tokens.dim() != 2:
-        check.refuse("draft_tokens", getattr(draft_tokens, "shape", type(draft_tokens).__name__), "a tensor [B, K]")
-    batch, num_drafts = draft_tokens.shape
-    shape, device = (batch, num_drafts), draft_tokens.device
-    check.check_like("draft_tokens", draft_tokens, shape, check.INTEGER_DTYPES, device)
-    check.check_q(draft_logits, draft_stats, d2t, shape, vocabulary, device, rule, backend)
-
-
 def speculative_step(
     target_logits: torch.Tensor,
     draft_tokens: torch.Tensor,

@@ -32,7 +32,7 @@ SHOWN = """
     specdec.SpeculativeDecoder specdec.SpeculativeDecoder.generate specdec.Stats specdec.StopStrings
     specdec.SuffixDrafter specdec.chat_prompt specdec.drafters.predicted.PredictedDrafter
     specdec.load_embedded_head specdec.load_embedded_pair specdec.load_head specdec.load_model specdec.load_pair
-    specdec.speculate specdec_kernels.check_drafts specdec_kernels.draft_children specdec_kernels.draft_step
+    specdec.speculate specdec_kernels.draft_children specdec_kernels.draft_step
     specdec_kernels.speculative_step specdec_kernels.verify_tree
 """.split()
 

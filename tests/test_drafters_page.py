@@ -9,7 +9,7 @@ import pytest
 import torch
 from specdec import Scheduler, SpeculativeDecoder
 from specdec.drafters import Drafter
-from specdec.loop.sequence import Request
+from specdec.loop.request import Request
 from support import ROOT
 
 PAGE = (ROOT / "docs" / "drafters.md").read_text(encoding="utf-8")

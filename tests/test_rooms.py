@@ -17,6 +17,7 @@ ORDER = (
     ("sampling", "models"),
     ("drafters",),
     ("loop",),
+    ("generate",),
     ("decoder",),
     ("serving", "hf"),
     ("evaluation", "jobs"),

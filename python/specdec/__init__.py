@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from .drafters.universal import UniversalDrafter
     from .hf.speculate import Speculator, speculate
     from .loop.draft_length import AdaptiveDrafts
-    from .loop.sequence import Output, Request, Sequence
+    from .loop.request import Request
+    from .loop.sequence import Output, SequenceState
     from .models.cache.kv_cache import StaticKVCache
     from .models.load.loading import load_embedded_pair, load_model, load_pair
     from .result import FinishReason, GenerationResult, Producer, TokenLogProb
@@ -46,7 +47,7 @@ __all__ = [
     "Request",
     "SamplingParams",
     "Scheduler",
-    "Sequence",
+    "SequenceState",
     "SpeculativeDecoder",
     "Speculator",
     "StaticKVCache",
@@ -81,7 +82,8 @@ _HOMES = {
     "sampling.grammar": ("Grammar", "GrammarCompiler"),
     "sampling.grammar_source": ("GrammarSource",),
     "sampling.params": ("SamplingParams",),
-    "loop.sequence": ("Output", "Request", "Sequence"),
+    "loop.request": ("Request",),
+    "loop.sequence": ("Output", "SequenceState"),
     "result": ("FinishReason", "GenerationResult", "Producer", "TokenLogProb"),
     "serving.scheduler": ("QueueFull", "Scheduler"),
     "stats": ("Stats",),

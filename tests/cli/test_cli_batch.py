@@ -146,7 +146,7 @@ def test_chat_messages(tmp_path, pair, monkeypatch):
         ({"top_p": 3}, "top_p: got 3, allowed: 0 to 1 (1 is off)"),
         ({"temperature": 0, "top_k": 5}, "top_k: got 5 with temperature 0, allowed: a temperature > 0"),
         ({"banned_tokens": [4096]}, "banned_tokens: got id 4096, allowed: ids from 0 to 4095"),
-        ({"min_new_tokens": 11}, "min_new_tokens: got 11, allowed: 0 to max_new_tokens = 10"),
+        ({"min_new_tokens": 11}, "min_new_tokens: got 11, allowed: an integer from 0 to max_new_tokens = 10"),
         ({"seed": 2**63}, "seed: got 9223372036854775808, allowed: a signed 64-bit integer"),
     ],
 )

@@ -9,7 +9,7 @@ import warnings
 
 import pytest
 import torch
-from specdec import PromptLookupDrafter, Sequence, SpeculativeDecoder, SuffixDrafter, load_model
+from specdec import PromptLookupDrafter, SequenceState, SpeculativeDecoder, SuffixDrafter, load_model
 from specdec.cli import models
 from specdec.cli.drafters import NAMES, make_drafter
 from support.commands import PROMPT, invoke, refused, rows, run, save
@@ -241,7 +241,7 @@ def test_a_folder_of_a_head(pair, tmp_path):
 
 def test_a_sequence_whose_drafts_fail_is_told_once(monkeypatch):
     """By its status, in the command's words, and not by a warning of the loop as well."""
-    monkeypatch.setattr(Sequence, "drafter_failed", lambda _: True)
+    monkeypatch.setattr(SequenceState, "drafter_failed", lambda _: True)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         result = run("generate", PROMPT, *SHORT, "--drafter", "lookup", "--json")

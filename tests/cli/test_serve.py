@@ -121,7 +121,7 @@ def test_defaults_of_drafting(pair):
     assert lanes.drafters == ["model", "none", "lookup", "suffix", "eagle3", "medusa", "dflash"]
     assert lanes.rules == ["coupled", "token", "block"]
     scheduler = lanes._make("suffix", "token")
-    assert scheduler.max_waiting == 5 and scheduler.max_length == 64 and len(scheduler.batch.rows) == 2
+    assert scheduler.max_waiting == 5 and scheduler.max_length == 64 and len(scheduler.batch.sequences) == 2
     assert scheduler.batch.config.prefix_reuse == "rounding"
     memories = scheduler.decoder.drafter.drafter.memory
     assert memories is lanes._make("suffix", "coupled").decoder.drafter.drafter.memory and memories.max_owners == 1

@@ -117,7 +117,7 @@ def test_steps_have_fewer_rows_than_the_batch(tmp_path):
     head, settings = load_head(folder, whole, check=False), {"params": SamplingParams(0.0), "max_new_tokens": 12}
     scheduler = Scheduler(SpeculativeDecoder(whole, head, AdaptiveDrafts(3, costs=[1.0] * 4)), rows=3, max_length=40)
     for _ in scheduler.run([Request(p, **settings) for p in prompts(2, 5, 9)]):
-        assert scheduler.batch.device_rows.count == 2 and scheduler.drafter_error is None
+        assert scheduler.batch.rows.count == 2 and scheduler.drafter_error is None
 
 
 def test_what_is_refused(tmp_path):

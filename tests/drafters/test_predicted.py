@@ -147,7 +147,7 @@ def test_texts_do_not_depend_on_predictions(wrapped, async_scheduling):
 
 def test_a_model_is_not_called_where_all_is_predicted_and_catches_up_later(monkeypatch):
     """The target is its own draft, so that whatever it drafts of a text that it knows is accepted."""
-    monkeypatch.setattr(predicted, "SURE", 99)  # after its end, a prediction says nothing more
+    monkeypatch.setattr(predicted, "LEAST_MATCH", 99)  # after its end, a prediction says nothing more
     model = tiny_model()
     requests = [Request(p, 40, eos_token_id=[]) for p in prompts(2, 3, 9)]
     texts = [o.tokens for o in run(Scheduler(SpeculativeDecoder(model, None, 0), rows=2, max_length=60), requests)]
@@ -163,7 +163,7 @@ def test_a_model_is_not_called_where_all_is_predicted_and_catches_up_later(monke
 def test_a_model_catches_up_with_a_row_that_was_predicted_beside_others(monkeypatch):
     """The target is its own draft: what it draws from q = p is accepted, if it knows the text. Tokens are few, so that
     some predictions are right by chance, and are not what the model drafted meanwhile."""
-    monkeypatch.setattr(predicted, "SURE", 99)
+    monkeypatch.setattr(predicted, "LEAST_MATCH", 99)
     model, prediction = tiny_model(), [1, 2, 1, 1, 2, 2, 1, 2]
     s = Scheduler(beside(model, model, 4), rows=8, max_length=60, rule="token")
     few = {"params": SamplingParams(4.0), "logit_bias": {1: 200.0, 2: 200.0}, "eos_token_id": []}

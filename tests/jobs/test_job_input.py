@@ -47,7 +47,7 @@ from support.jobs import job_refused, write_prompts
         (b'{"prompt": "x", "presence_penalty": 1e9}', "line 1 of 'F': presence_penalty: got 1000000000.0, allowed: -1"),
         (b'{"prompt": "x", "max_new_tokens": -1}', "line 1 of 'F': max_new_tokens: got -1, allowed: an integer >= 0"),
         (b'{"prompt": "x", "max_new_tokens": 2.0}', "line 1 of 'F': max_new_tokens: got 2.0, allowed: an integer"),
-        (b'{"prompt": "x", "min_new_tokens": 99}', "line 1 of 'F': min_new_tokens: got 99, allowed: 0 to max_new_toke"),
+        (b'{"prompt": "x", "min_new_tokens": 99}', "line 1 of 'F': min_new_tokens: got 99, allowed: an integer from 0"),
         (b'{"prompt": "x", "seed": 0.5}', "line 1 of 'F': seed: got 0.5, allowed: a signed 64-bit integer"),
         (b'{"prompt": "x", "seed": 9223372036854775808}', "line 1 of 'F': seed: got 9223372036854775808, allowed: a"),
         (b'{"prompt": "x", "stop": ""}', "line 1 of 'F': stop: got ('',), allowed: a string or several, none of them"),
@@ -94,7 +94,7 @@ def test_what_a_line_may_leave_open(tmp_path):
     )
     assert file.check() == {"1", 1, -5, 3, 4}
     lines = list(file.lines())
-    assert [line.params.top_k for line in lines] == [5, 5, None, 5, 5]
+    assert [line.settings.params.top_k for line in lines] == [5, 5, None, 5, 5]
     assert [line.settings.stop for line in lines] == [("x",), ("x",), (), (), ("x",)]
     assert [line.settings.logit_bias for line in lines[2:]] == [{1: 2.0}, None, {3: -float("inf")}]
     assert [line.settings.seed for line in lines] == list(range(2**63 - 5, 2**63))

@@ -12,7 +12,7 @@ from specdec import AdaptiveDrafts, PromptLookupDrafter, Request, Scheduler, Spe
 from specdec.drafters import Copies
 from specdec.drafters.predicted import PredictedDrafter
 from specdec.loop.copied_length import LONGEST, LOOK_AROUND, LOOK_AROUND_0, Chances, CopiedK
-from specdec.loop.draft_length import AdaptiveK
+from specdec.loop.draft_length import AdaptiveK, CopyResult, RowResult, StepOutcome
 from support.drafting import Repeats
 from support.models import generate, prompts, tiny_model, tunable_pair
 
@@ -48,6 +48,14 @@ class Text:
                 self.copying = int(self.draw.expovariate(1 / self.stretch)) + 1
 
 
+def learn(lengths: CopiedK, *copy) -> None:
+    lengths.observe(StepOutcome(1, 0, 0, [RowResult(0, 0, 0, False, CopyResult(*copy))]))
+
+
+def took(lengths: CopiedK, rows: int, num_drafts: int, width: int, seconds: float) -> None:
+    lengths.observe(StepOutcome(rows, num_drafts, width, [], seconds))
+
+
 def speed(costs, stretch: float, rows: int, k: int | CopiedK, steps: int = 1500, seed: int = 0, noise: float = 0.05):
     """Tokens in the time of a plain step, and how often each number was verified."""
     texts = [Text(stretch, 100 * seed + row) for row in range(rows)]
@@ -62,11 +70,11 @@ def speed(costs, stretch: float, rows: int, k: int | CopiedK, steps: int = 1500,
         for text, (matched, count, right) in zip(texts, found, strict=True):
             emitted = min(width, count, right) + 1
             if not isinstance(k, int):
-                k.learn(matched, [1] * count, ([1] * right + [0] * 9)[:emitted])
+                learn(k, matched, [1] * count, ([1] * right + [0] * 9)[:emitted])
             text.emit(emitted)
             tokens += emitted
         if not isinstance(k, int):
-            k.took(rows, len(costs) - 1, width, seconds)
+            took(k, rows, len(costs) - 1, width, seconds)
         time, chosen = time + seconds, chosen + Counter([width])
     return tokens / time, chosen
 
@@ -119,7 +127,7 @@ def test_what_texts_show_is_followed():
     copies = Copies([[1] * 8], [6])
     for right, cut in ((True, 8), (False, 0), (True, 8)):
         for _ in range(300):
-            lengths.learn(6, [1] * 8, [1] * 9 if right else [0])
+            learn(lengths, 6, [1] * 8, [1] * 9 if right else [0])
         assert [lengths.cut(1, 1, copies) for _ in range(9)] == [cut] * 9
 
 
@@ -128,7 +136,7 @@ def test_given_times_are_taken_as_they_are():
     copies = Copies([[1] * 8], [2])
     for costs, cut in (([1.0] * 9, 8), ([1.0 + k for k in range(9)], 0)):
         lengths = CopiedK(AdaptiveDrafts(costs=costs))
-        lengths.took(1, 8, 8, 100.0)
+        took(lengths, 1, 8, 8, 100.0)
         found = [lengths.cut(1, 1, copies) for _ in range(LOOK_AROUND - 1)]
         assert found == [cut] * (LOOK_AROUND - 1) and lengths.costs(1) == costs
 
@@ -140,7 +148,7 @@ def test_a_row_wins_no_more_than_it_has():
     short = Copies([[1] * 2], [20])
     lengths = CopiedK(AdaptiveDrafts(costs=costs))
     for _ in range(30):
-        lengths.learn(20, [1] * 8, [1] * 9)
+        learn(lengths, 20, [1] * 8, [1] * 9)
     assert lengths.cut(1, 1, alone) == 8 and lengths.cut(1, 1, short) == 2
     assert lengths.cut(4, 4, among) == 0
     assert lengths.cut(4, 4, Copies([[1] * 8] * 4, [20] * 4)) == 8
@@ -150,7 +158,7 @@ def test_a_row_wins_no_more_than_it_has():
 def test_each_token_has_the_chance_of_those_before_it():
     lengths = CopiedK(AdaptiveDrafts(costs=FLAT))
     for _ in range(100):
-        lengths.learn(3, [1, 1, 1], [1, 1, 0])
+        learn(lengths, 3, [1, 1, 1], [1, 1, 0])
     assert [lengths.cut(1, 1, Copies([[1] * 8], [matched])) for matched in (3, 5, 6)] == [2, 0, 8]
 
 
@@ -160,8 +168,8 @@ def test_drafts_that_do_not_pay_are_timed_seldom():
         lengths, copies, drafted = CopiedK(AdaptiveDrafts()), Copies([[1] * 8], [matched]), 0
         for _ in range(LOOK_AROUND_0 - 1):
             drafted += (width := lengths.cut(1, 1, copies)) > 0
-            lengths.took(1, 8, width, DEAR[width])
-            lengths.learn(matched, [1] * 8, [0])
+            took(lengths, 1, 8, width, DEAR[width])
+            learn(lengths, matched, [1] * 8, [0])
         assert drafted <= 7
 
 
@@ -171,8 +179,8 @@ def test_what_a_token_costs_is_learned_where_drafts_are_right(costs, width):
     lengths, copies, chosen = CopiedK(AdaptiveDrafts()), Copies([[1] * 8], [LONGEST]), []
     for step in range(40):
         chosen.append(lengths.cut(1, 1, copies) if step % 2 else 0)  # every other step finds nothing
-        lengths.took(1, 8, chosen[-1], costs[chosen[-1]])
-        lengths.learn(LONGEST, [1] * 8, [1] * 9)
+        took(lengths, 1, 8, chosen[-1], costs[chosen[-1]])
+        learn(lengths, LONGEST, [1] * 8, [1] * 9)
     assert chosen[1] == 8 and {*chosen[21::2]} == {width}
     assert lengths.costs(1)[8] == pytest.approx(costs[8] / costs[0], abs=0.011)
     assert lengths.costs(2) is None
@@ -181,7 +189,7 @@ def test_what_a_token_costs_is_learned_where_drafts_are_right(costs, width):
 def test_times_of_other_numbers_of_rows_are_a_first_guess():
     lengths, copies = CopiedK(AdaptiveDrafts()), Copies([[1] * 8] * 2, [LONGEST] * 2)
     for width in (0, 8) * 5:
-        lengths.took(1, 8, width, 1 + 2.0 * width)
+        took(lengths, 1, 8, width, 1 + 2.0 * width)
     assert lengths.cut(2, 2, copies) == 0 and CopiedK(AdaptiveDrafts()).cut(2, 2, copies) == 8
     assert lengths.costs(2) is None
 
@@ -189,11 +197,11 @@ def test_times_of_other_numbers_of_rows_are_a_first_guess():
 def test_other_widths_are_looked_at_now_and_then():
     lengths, copies = CopiedK(AdaptiveDrafts()), Copies([[1] * 8], [20])
     for _ in range(30):
-        lengths.learn(20, [1] * 8, [1] * 9)
+        learn(lengths, 20, [1] * 8, [1] * 9)
     chosen = Counter()
     for _ in range(20 * LOOK_AROUND):
         width = lengths.cut(1, 1, copies)
-        lengths.took(1, 8, width, FLAT[width])
+        took(lengths, 1, 8, width, FLAT[width])
         chosen[width] += 1
     assert chosen[8] > 0.9 * 20 * LOOK_AROUND and 5 < chosen[4] < 40 and not {3, 5, 6, 7} & chosen.keys()
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import pytest
 from specdec import AdaptiveDrafts
-from specdec.loop.draft_length import CHOICE, LOOK_AROUND, PAUSE, SHARE, AdaptiveK, FixedK, RowResult
+from specdec.loop.draft_length import CHOICE, LOOK_AROUND, PAUSE, SHARE, AdaptiveK, FixedK, RowResult, StepOutcome
 from specdec.loop.step_times import TIMED, StepTimes
 from support.simulated_batch import adaptive, expected, simulate
 
@@ -117,8 +117,8 @@ def capped(costs: Sequence[float], caps: Sequence[int], lengths: AdaptiveK | Non
         k = lengths.choose(len(caps), len(caps), caps)
         own = [min(k, cap) for cap in caps]
         chosen.append(max(own))
-        lengths.took(len(caps), max(own), max(own), costs[max(own)])
-        lengths.record(len(caps), max(own), max(own), [RowResult(n, n, n + 1, False) for n in own])
+        results, width = [RowResult(n, n, n + 1, False) for n in own], max(own)
+        lengths.observe(StepOutcome(len(caps), width, width, results, costs[width]))
     return chosen
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from specdec import FinishReason, Output, Producer, Request, Sequence, SpeculativeDecoder
+from specdec import FinishReason, Output, Producer, Request, SequenceState, SpeculativeDecoder
 from specdec.loop.report import RowReport
 from specdec.models.supported import cached_model
 from support.models import generate, prompts, tiny_model, tunable_pair
@@ -143,9 +143,9 @@ def test_plain_decoding_takes_any_k():
     assert decoder.generate([[1, 2]], max_new_tokens=5, eos_token_id=[]).stats.drafted == 0
 
 
-def sequence(stop: After | None = None) -> Sequence:
+def sequence(stop: After | None = None) -> SequenceState:
     request = Request([1, 2], max_new_tokens=9, eos_token_id=7, stop=stop)
-    return Sequence.of(0, request, cached_model(tiny_model(), "target"), 2)
+    return SequenceState.of(0, request, cached_model(tiny_model(), "target"), 2)
 
 
 def test_a_stop_before_the_end_token_of_the_same_step_is_what_ends_it():

@@ -22,6 +22,7 @@ from specdec.drafters import Drafter, Drafts, DraftSession
 from specdec.drafters.model import ModelDraftSession
 from specdec.models.cache.kv_cache import cache_argument
 from specdec.models.supported import cached_model
+from support.dropped import drops_drafter
 from support.feeding import full_logits
 from support.model_types import CASES, HYBRID, model_of
 from support.models import VOCABULARY, generate, prompts
@@ -398,3 +399,28 @@ def test_a_row_costs_what_is_allocated(case):
     budget = SpeculativeDecoder(model_of(case), None, 5).plan_caches(None, 63, cache_bytes=10 * 2**20)
     each = 64 * cached.slot_bytes() + cached.row_bytes(6)
     assert budget.rows == 10 * 2**20 // each and budget.bytes == budget.rows * each
+
+
+class Shortened(Told):
+    """From its third step on, the session says of its drafts that they were drawn from too few columns."""
+
+    def start(self, batch) -> DraftSession:
+        class Session(ToldSession):
+            def propose(self, step) -> Drafts:
+                drafts = super().propose(step)
+                return drafts if step.index < 2 else drafts._replace(logits=torch.zeros(*drafts.tokens.shape, 3))
+
+        return Session(self)
+
+
+@pytest.mark.parametrize("case", KINDS[:3])
+def test_a_step_whose_drafts_are_refused_runs_again(case):
+    """By verification, when the target's state has seen them."""
+    model, rows = long_model(case), [tuple(p) for p in prompts(2, 1, 30, seed=3)]
+    expected = [greedy_text(case, prompt, 24) for prompt in rows]
+    drafter = Shortened(expected, RIGHT["at random"])
+    with drops_drafter("draft_logits: got"):
+        result = generate(model, drafter, [list(p) for p in rows], 4, max_new_tokens=24)
+    assert "draft_logits" in result.drafter_error and result.stats.drafted > 0
+    for prompt, got, whole in zip(rows, result.tokens, expected, strict=True):
+        assert_same_greedy(model, list(prompt), got, whole[len(prompt) :])

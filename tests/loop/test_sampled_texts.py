@@ -14,7 +14,7 @@ import torch
 from specdec import AdaptiveDrafts
 from specdec.drafters import BatchState, Drafter, Drafts, DraftSession, Step
 from specdec.evaluation.verify.chi_square import chi_square
-from specdec.loop.batch import Batch
+from specdec.loop.step_planner import StepPlanner
 from specdec.sampling.grammar_masks import GrammarMasks
 from support.captured import on_gpu
 from support.grammars import END as TEXT_END
@@ -312,11 +312,11 @@ def test_k_may_depend_on_the_past_of_the_whole_batch(rule, monkeypatch):
     """Each row's K is made of its own last token, its neighbour's, and its number. The texts of a pair still have the
     distribution, and are independent of each other. (Those of ``coupled`` are those of plain decoding.)"""
 
-    def wanted(batch: Batch) -> tuple[list[int], bool]:
-        last = [record.text[-1] if record is not None else 0 for record in batch.rows]
+    def wanted(planner: StepPlanner) -> tuple[list[int], bool]:
+        last = [record.text[-1] if record is not None else 0 for record in planner.sequences]
         return [(last[row] + last[row ^ 1] + row // 2) % 3 for row in range(len(last))], True
 
-    monkeypatch.setattr(Batch, "_wanted_drafts", wanted)
+    monkeypatch.setattr(StepPlanner, "wanted_drafts", wanted)
     count = 6_000
     result = generate(
         toy_model(1),

@@ -9,11 +9,11 @@ import itertools
 
 import pytest
 import torch
-from specdec import AdaptiveDrafts, Request, Sequence, SpeculativeDecoder
+from specdec import AdaptiveDrafts, Request, SequenceState, SpeculativeDecoder
 from specdec.drafters import guard
 from specdec.loop.batch import Batch
 from specdec.loop.graphs import StepGraphs
-from specdec.loop.step import SpeculativeLoop
+from specdec.loop.step import StepRunner
 from support.models import prompts, tunable_pair
 from support.recorded import record
 from support.table_trees import BUSHY, TableTrees, bigrams, forgetful
@@ -53,13 +53,13 @@ def plain_texts() -> list[list[int]]:
     return texts
 
 
-def drained(batch: Batch, decoder: SpeculativeDecoder) -> tuple[list[Sequence], bool]:
+def drained(batch: Batch, decoder: SpeculativeDecoder) -> tuple[list[SequenceState], bool]:
     """The sequences of all requests, each of which begins in the first row that is free; and whether the host ever read
     a step later than it ended."""
-    waiting = [Sequence.of(i, r, decoder.target, decoder.most_drafts) for i, r in enumerate(requests())]
+    waiting = [SequenceState.of(i, r, decoder.target, decoder.most_drafts) for i, r in enumerate(requests())]
     sequences, late = list(waiting), False
     while waiting or batch.live:
-        free = [row for row, sequence in enumerate(batch.rows) if sequence is None]
+        free = [row for row, sequence in enumerate(batch.sequences) if sequence is None]
         batch.add({row: waiting.pop(0) for row in free[: len(waiting)]})
         while batch.prefilling:
             batch.read_part()
@@ -80,10 +80,10 @@ def test_every_state_has_the_text_of_plain_decoding(drafts, k):
     num_drafts = 0 if drafts == PLAIN else NUM_DRAFTS[k]
     decoder = SpeculativeDecoder(target, drafter, num_drafts, tree=len(BUSHY) if drafts == TREE else None)
     for logits, async_scheduling, graphs in itertools.product((False, True), repeat=3):
-        given = {"max_eos": 1, "logits": logits, "async_scheduling": async_scheduling}
-        config = decoder.batch_config(ROWS, 64, decoder.read_rule("coupled"), **given)
+        given = {"logits": logits, "async_scheduling": async_scheduling}
+        config = decoder.batch_config(ROWS, 64, decoder.read_rule("coupled"), max_eos=1)
         recorded = StepGraphs(capture=record, allocated=lambda: 0) if graphs else None
-        batch = Batch(dataclasses.replace(config, graphs=recorded))
+        batch = Batch(dataclasses.replace(config, graphs=recorded, **given))
         sequences, late = drained(batch, decoder)
         state = (logits, async_scheduling, graphs)
         assert [s.tokens for s in sequences] == plain_texts(), state
@@ -114,10 +114,8 @@ def test_rows_whose_texts_ended_are_dropped(k, monkeypatch):
     given = {"max_new_tokens": 60, "eos_token_id": [], "rule": "coupled"}
     given |= {"params": SamplingParams(0.8), "seed": list(range(8))}
     plain = SpeculativeDecoder(target, None, 0).generate(ragged, **given)
-    decoder, forward = SpeculativeDecoder(target, draft, NUM_DRAFTS[k]), SpeculativeLoop.target_forward
-    monkeypatch.setattr(
-        SpeculativeLoop, "target_forward", lambda *args: rows.append(len(args[1].live)) or forward(*args)
-    )
+    decoder, forward = SpeculativeDecoder(target, draft, NUM_DRAFTS[k]), StepRunner.target_forward
+    monkeypatch.setattr(StepRunner, "target_forward", lambda *args: rows.append(len(args[1].live)) or forward(*args))
     result = decoder.generate(ragged, stop=EndsByRow(lengths), **given)
     assert result.tokens == [text[:length] for text, length in zip(plain.tokens, lengths, strict=True)]
     assert len(rows) == result.stats.target_forwards and rows == sorted(rows, reverse=True)

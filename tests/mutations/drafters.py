@@ -79,8 +79,8 @@ MUTATIONS: list[Mutation] = [
                 "torch.cat((_rows(self.ancestors, parents.flip(1)), itself), 2)",
             ),
             "growth-offset-of-the-node-before": (
-                "paths, offset=own.numbers + 1).tokens",
-                "paths, offset=own.numbers.clamp(min=0)).tokens",
+                "paths, offset=level.numbers + 1).tokens",
+                "paths, offset=level.numbers.clamp(min=0)).tokens",
                 "tests/drafters/test_tree_growth.py -k 'drawn or shape or distribution'",
             ),
             "growth-attention-reads-too-few-slots": (

@@ -156,32 +156,16 @@ MUTATIONS: list[Mutation] = [
         "python/specdec/loop/batch.py",
         SERVING,
         {
-            "batch-hands-an-error-to-the-next-sequence": ("        state.processors.errors.pop(row, None)\n", ""),
             "batch-counts-a-step-for-a-sequence-that-began-later": (
-                "[None if sequence in self._unread else sequence for sequence in self.rows[:count]]",
-                "self.rows[:count]",
+                "[s if s is not None and s.begun else None for s in self.sequences[:count]]",
+                "self.sequences[:count]",
                 GRAPHS,
             ),
             "batch-runs-ahead-of-its-penalties": (
                 "(state.processors or state.grammars or self.table.counts or",
                 "(state.processors or state.grammars or",
             ),
-            "batch-shows-the-slots-of-a-step-before": (
-                "longest + len(self._pending) * (most + 1) + num_drafts",
-                "longest + num_drafts",
-                "tests/serving/test_scheduler.py",
-            ),
-            "batch-replays-a-graph-that-sees-less": (
-                '"num_drafts", "visible", "log_probs"',
-                '"num_drafts", "log_probs"',
-                GRAPHS,
-            ),
-            "batch-replays-a-graph-of-other-parameters": (
-                "(*fixed, *self.device_rows.signature)",
-                "tuple(fixed)",
-                GRAPHS,
-            ),
-            "batch-gives-sampled-texts-fewer-rows": ("if self._free else count)", ")", f"{BUCKETS} -k forwards"),
+            "batch-replays-a-graph-of-other-parameters": ("(*host.key, *rows.key)", "host.key", GRAPHS),
             "batch-tells-no-drafter-of-an-end": (
                 "self.session.end(row, sequence.tokens)",
                 "self.session.end(row, [])",
@@ -192,10 +176,43 @@ MUTATIONS: list[Mutation] = [
                 "self.table.add(row, tokens[:-1])",
                 SAMPLED,
             ),
+        },
+    ),
+    *mutations(
+        "python/specdec/loop/step_planner.py",
+        SERVING,
+        {
+            "batch-shows-the-slots-of-a-step-before": (
+                "longest + unread * (self._lengths.most + 1) + num_drafts",
+                "longest + num_drafts",
+                "tests/serving/test_scheduler.py",
+            ),
+            "batch-gives-sampled-texts-fewer-rows": (
+                " if self._free else len(self.sequences))",
+                ")",
+                f"{BUCKETS} -k forwards",
+            ),
+        },
+    ),
+    *mutations(
+        "python/specdec/loop/unseen.py",
+        "tests/drafters/test_heads.py tests/drafters/test_head_formats.py",
+        {
             "batch-hides-a-prompt-from-its-drafter": (
                 "sequence.unseen = max(len(sequence.text) - 2, 0)",
                 "sequence.unseen = len(sequence.text)",
-                "tests/drafters/test_heads.py tests/drafters/test_head_formats.py",
+            ),
+        },
+    ),
+    *mutations(
+        "python/specdec/drafters/protocol.py",
+        SERVING,
+        {
+            "batch-hands-an-error-to-the-next-sequence": ("        self.processors.errors.pop(row, None)\n", ""),
+            "batch-replays-a-graph-that-sees-less": (
+                "self.num_drafts, self.visible, self.greedy",
+                "self.num_drafts, self.greedy",
+                GRAPHS,
             ),
         },
     ),
@@ -205,7 +222,7 @@ MUTATIONS: list[Mutation] = [
         {
             "copies-are-all-as-likely-as-their-first-token": ("matched + k - 1", "matched"),
             "copies-learn-from-what-follows-a-wrong-one": (
-                "            if own != token:\n                return\n",
+                "            if guess != token:\n                return\n",
                 "",
             ),
         },
@@ -215,16 +232,16 @@ MUTATIONS: list[Mutation] = [
         K,
         {
             "k-counts-drafts-after-a-rejection": (
-                "failed[accepted] += accepted < asked",
-                "failed[0] += accepted < asked",
+                "failed[row.accepted] += row.accepted < row.asked",
+                "failed[0] += row.accepted < row.asked",
             ),
             "k-does-not-know-that-plain-steps-emit": (
                 "(live + reached) / (seconds[k] + reading)",
                 "reached / (seconds[k] + reading)",
             ),
             "k-takes-the-time-of-a-step-for-that-of-what-was-asked": (
-                "self._of(rows).took(num_drafts, width, seconds)",
-                "self._of(rows).took(num_drafts, num_drafts, seconds)",
+                "self._of(step.rows).took(step.num_drafts, step.width, step.seconds)",
+                "self._of(step.rows).took(step.num_drafts, step.num_drafts, step.seconds)",
             ),
             "k-never-tries-again": ("            if self._pause <= 0:\n                self._resume(times)\n", ""),
             "k-is-chosen-where-texts-depend-on-it": (

@@ -104,15 +104,15 @@ def read(parts) -> int:
 def spoil(scheduler: Scheduler) -> None:
     """Whatever free rows hold, and nobody may take over, becomes NaN."""
     batch = scheduler.batch
-    held = [batch.prefixes._held(row) for row in range(len(batch.rows))]
+    held = [batch.prompts.prefixes._held(row) for row in range(len(batch.sequences))]
     caches = [(batch.state.target_cache, held)]
     session = None if batch.session is None else batch.session._session
     session = getattr(session, "other", session)
     if (parts := getattr(session, "parts", None)) is not None and session.cache is not batch.state.target_cache:
-        caches.append((session.cache, [parts.held(row) for row in range(len(batch.rows))]))
+        caches.append((session.cache, [parts.held(row) for row in range(len(batch.sequences))]))
     for cache, kept in caches:
         for row, count in enumerate(kept):
-            if batch.rows[row] is None and row in cache._used_rows:
+            if batch.sequences[row] is None and row in cache._used_rows:
                 for states in cache.storage():
                     states[row, :, count:] = torch.nan
 
@@ -372,7 +372,7 @@ def test_a_lone_text_is_in_the_first_row_where_steps_have_the_rows_in_use(drafte
             number = scheduler.submit(asked(text))
             while not scheduler.idle:
                 outputs = scheduler.step()
-                assert scheduler.batch.rows[1:] == [None, None], turn
+                assert scheduler.batch.sequences[1:] == [None, None], turn
             assert outputs[-1].number == number and outputs[-1].sequence.tokens == tokens
             assert outputs[-1].sequence.reused == expected
             spoil(scheduler)

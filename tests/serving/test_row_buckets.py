@@ -152,7 +152,7 @@ def run(scheduler: Scheduler, come: dict[int, list[Request]]) -> tuple[list[list
     numbers, counts = [], []
 
     def between(step: int, updates: list) -> None:
-        counts.append(scheduler.batch.device_rows.count)
+        counts.append(scheduler.batch.rows.count)
         numbers.extend(scheduler.submit(r) for r in come.get(step + 1, []))
 
     numbers.extend(scheduler.submit(r) for r in come[0])
@@ -244,15 +244,15 @@ def test_other_rows_are_left_alone():
     scheduler.submit(Request(prompts(1, 20, 20)[0], 4, eos_token_id=[]))
     for _ in range(9):
         scheduler.step()
-    assert scheduler.usage.live == scheduler.usage.prefilling == 1 and batch.device_rows.count == 1
+    assert scheduler.usage.live == scheduler.usage.prefilling == 1 and batch.rows.count == 1
     storage = batch.state.target_cache.storage()
-    before = [states[1:].clone() for states in storage], batch.device_rows._integers[:, 1:].clone()
+    before = [states[1:].clone() for states in storage], batch.rows._integers[:, 1:].clone()
     own = storage[0][0].clone()
     assert all(states[0].any() for states in before[0])
     for _ in range(3):
         batch.step()
     assert all(torch.equal(states[1:], old) for states, old in zip(storage, before[0], strict=True))
-    assert torch.equal(batch.device_rows._integers[:, 1:], before[1]) and not torch.equal(storage[0][0], own)
+    assert torch.equal(batch.rows._integers[:, 1:], before[1]) and not torch.equal(storage[0][0], own)
 
 
 # ---- K ---------------------------------------------------------------------------------------------------------
@@ -261,13 +261,13 @@ def test_other_rows_are_left_alone():
 @pytest.mark.parametrize("async_scheduling", [False, True], ids=["in_time", "async_scheduling"])
 def test_k_follows_the_load(async_scheduling, monkeypatch):
     """With simulated times: a draft costs little in a step of one row, and as much as a plain step in one of all."""
-    monkeypatch.setattr(AdaptiveK, "caught_up", lambda self, seconds: None)
+    monkeypatch.setattr(AdaptiveK, "_count_catching_up", lambda self, seconds: None)
     decoder = SpeculativeDecoder(*tunable_pair(0.0), AdaptiveDrafts())
     scheduler = Scheduler(decoder, rows=ROWS, max_length=256, async_scheduling=async_scheduling)
     b, launched = scheduler.batch, []
-    step = b.loop.step
+    step = b.runner.run
     monkeypatch.setattr(
-        b.loop, "step", lambda plan: launched.append((len(plan.allowed), plan.num_drafts)) or step(plan)
+        b.runner, "run", lambda plan: launched.append((len(plan.allowed), plan.num_drafts)) or step(plan)
     )
 
     class Timer:

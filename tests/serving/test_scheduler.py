@@ -229,7 +229,7 @@ def check_bookkeeping(shape, rows, chunk, async_scheduling, drafter):
 
     def between(step, updates):
         usage = s.usage
-        in_rows = sorted((r for r in s.batch.rows if r is not None), key=lambda r: r.number)
+        in_rows = sorted((r for r in s.batch.sequences if r is not None), key=lambda r: r.number)
         assert usage.cache_tokens_used == sum(sequence.slots for sequence in in_rows)
         assert usage.live + usage.prefilling <= rows
         assert sum(read) < 2 * chunk

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 from specdec import SpeculativeDecoder
-from specdec.loop.sequence import Request
+from specdec.loop.request import Request
 from specdec.result import FinishReason
 from specdec.serving.scheduler import Scheduler
 from support.allocations import LittleMemory, allocated, masked
@@ -32,7 +32,7 @@ def test_promises_come_back(seed):
         if needs and rng.random() < 0.3:
             scheduler.cancel(rng.choice(list(needs)))
         ended |= {u.number: u for u in scheduler.step() if u.finish_reason is not None}
-        held = {sequence.number: sequence.slots for sequence in scheduler.batch.rows if sequence is not None}
+        held = {sequence.number: sequence.slots for sequence in scheduler.batch.sequences if sequence is not None}
         assert scheduler.usage.cache_tokens_used == sum(held.values()) <= scheduler.usage.cache_tokens
         assert all(needs[number] == need for number, need in held.items())
     scheduler.close()

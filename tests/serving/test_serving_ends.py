@@ -72,7 +72,7 @@ def in_prefill(s, updates) -> bool:
 
 
 def in_prefill_of(s, number: int) -> bool:
-    return any(sequence.number == number and sequence.stored > 0 for sequence in s.batch._unread)
+    return any(sequence.number == number and sequence.stored > 0 for sequence in s.batch.prompts.unread)
 
 
 def test_cancelled_while_it_waits():
@@ -80,7 +80,9 @@ def test_cancelled_while_it_waits():
 
 
 def test_cancelled_while_a_row_is_free_and_another_prompt_is_read():
-    cancelled, outcome = run_and_cancel(lambda s, updates: in_prefill(s, updates) and None in s.batch.rows, number=2)
+    cancelled, outcome = run_and_cancel(
+        lambda s, updates: in_prefill(s, updates) and None in s.batch.sequences, number=2
+    )
     assert (cancelled, outcome.finish_reason, outcome.tokens) == (True, FinishReason.CANCELLED, [])
 
 
@@ -109,7 +111,7 @@ def test_cancelled_while_it_decodes(async_scheduling):
 @pytest.mark.parametrize("async_scheduling", [False, True])
 def test_cancelled_before_anything_was_told(async_scheduling):
     cancelled, outcome = run_and_cancel(
-        lambda s, updates: FAULTY in {s.batch.rows[row].number for row in s.batch._decoding()},
+        lambda s, updates: FAULTY in {q.number for q in s.batch.decoding.values()},
         async_scheduling=async_scheduling,
     )
     assert cancelled and outcome.finish_reason == FinishReason.CANCELLED and (outcome.tokens == []) == async_scheduling
@@ -241,7 +243,7 @@ def test_a_step_that_fails_ends_what_decodes_and_nothing_else(error, where, asyn
         s.submit(request)
     outcomes, decoded = {}, set()
     while not s.idle:
-        decoding = {s.batch.rows[row].number for row in s.batch._decoding()}
+        decoding = {q.number for q in s.batch.decoding.values()}
         try:
             updates = s.step()
         except KeyboardInterrupt:

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from specdec import FinishReason, Request, Sequence
+from specdec import FinishReason, Request, SequenceState
 from specdec.drafters import Drafter, Drafts, DraftSession
 from support.allocations import masked, unrecorded
 from support.crowds import FAULTY, Processor, Stop, all_greedy, check_empty, crowd, decoder, finish, scheduler, texts
@@ -45,7 +45,7 @@ class Setup:
         self.decoder, self.settings, self.happened = decoder(), settings, 0
         self.scheduler = None
 
-    def run(self) -> dict[int, Sequence]:
+    def run(self) -> dict[int, SequenceState]:
         self.scheduler = scheduler(self.decoder, **self.settings)
         for request in self.requests:
             self.scheduler.submit(request)
@@ -54,7 +54,7 @@ class Setup:
     def row(self) -> int | None:
         """Of the faulty request while it decodes."""
         batch = self.scheduler.batch
-        return next((i for i in batch._decoding() if batch.rows[i].number == FAULTY), None)
+        return next((row for row, s in batch.decoding.items() if s.number == FAULTY), None)
 
     def change(self, **fields) -> None:
         self.requests[FAULTY] = dataclasses.replace(self.requests[FAULTY], **fields)
@@ -141,7 +141,7 @@ class Setup:
         self.decoder.drafter = Wrapped()
 
 
-def check_others(outcomes: dict[int, Sequence], faultless: list[list[int]]) -> None:
+def check_others(outcomes: dict[int, SequenceState], faultless: list[list[int]]) -> None:
     """But for the faulty one, all is as without the fault."""
     for number, tokens in enumerate(faultless):
         if number != FAULTY:

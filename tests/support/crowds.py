@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections import abc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from specdec import FinishReason, Output, Request, Scheduler, Sequence, SpeculativeDecoder
+from specdec import FinishReason, Output, Request, Scheduler, SequenceState, SpeculativeDecoder
 from transformers import LogitsProcessor
 
 from specdec_kernels import SamplingParams
@@ -43,11 +42,11 @@ def scheduler(with_decoder: SpeculativeDecoder | None = None, **settings) -> Sch
 
 def finish(
     scheduler: Scheduler, between: Callable[[int, list], None] = lambda step, outputs: None, steps: int = 300
-) -> dict[int, Sequence]:
+) -> dict[int, SequenceState]:
     """Steps until no request is left; ``between`` is called after each step. Checks that a request's outputs add up to
     its tokens, and that only the last one has a finish reason."""
     told: dict[int, list[int]] = {}
-    ended: dict[int, Sequence] = {}
+    ended: dict[int, SequenceState] = {}
     for step in range(steps):
         outputs = scheduler.step()
         for output in outputs:
@@ -65,7 +64,7 @@ def finish(
     raise AssertionError(f"not idle after {steps} steps: {scheduler.usage}")
 
 
-def check_outcome(outcome: Sequence) -> None:
+def check_outcome(outcome: SequenceState) -> None:
     assert len(outcome.produced_by) == len(outcome.tokens) == outcome.stats.emitted <= outcome.request.max_new_tokens
     assert (outcome.finish_reason == FinishReason.FAILED) == (
         outcome.error is not None or bool(int(outcome.status) & 7)
@@ -78,7 +77,7 @@ def check_empty(scheduler: Scheduler) -> None:
     """Checks that no row and no token of the cache is lost, and that every row serves the next request correctly."""
     usage = scheduler.usage
     assert (usage.live, usage.prefilling, usage.waiting, usage.cache_tokens_used) == (0, 0, 0, 0)
-    assert scheduler.idle and all(record is None for record in scheduler.batch.rows) and 0 <= usage.busy <= 1
+    assert scheduler.idle and all(record is None for record in scheduler.batch.sequences) and 0 <= usage.busy <= 1
     request = Request([5, 6, 7, 8], 2)
     outcomes = list(scheduler.run([request] * usage.rows))
     assert [o.tokens for o in outcomes] == [alone(request.prompt, 2)] * usage.rows
@@ -90,7 +89,7 @@ def _alone(prompt: tuple[int, ...], new: int) -> list[int]:
     return decoder().generate([list(prompt)], max_new_tokens=new, eos_token_id=[]).tokens[0]
 
 
-def alone(prompt: abc.Sequence[int], new: int) -> list[int]:
+def alone(prompt: Sequence[int], new: int) -> list[int]:
     """The greedy text without a scheduler."""
     return _alone(tuple(prompt), new)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from specdec import Request, Sequence
+from specdec import Request, SequenceState
 from specdec.cli import models
 from specdec.result import FinishReason, Producer
 from specdec.stats import Stats
@@ -34,7 +34,7 @@ class FakeScheduler:
         self.closed = False
         type(self).made.append(self)
 
-    def run(self, requests: Iterable[Request]) -> Iterator[Sequence]:
+    def run(self, requests: Iterable[Request]) -> Iterator[SequenceState]:
         drawn, rows, rng = iter(requests), [], random.Random(self.order)
         while True:
             while len(rows) < self.rows and (request := next(drawn, None)) is not None:
@@ -49,18 +49,18 @@ class FakeScheduler:
         self.closed = True
 
 
-def outcome(request: Request, number: int = 0) -> Sequence:
+def outcome(request: Request, number: int = 0) -> SequenceState:
     stats = Stats.empty(2)
     stats.seconds["total"] = random.random()  # differs from run to run, and must not be written
     stats.draft_forwards = number
     if not request.prompt:
         error = "prompt: got no token, allowed: at least one token"
-        return Sequence.refused(request, ValueError(error))
+        return SequenceState.refused(request, ValueError(error))
     known = random.Random(repr((request.prompt, request.seed, request.params)))
     tokens = [known.randrange(300, 4000) for _ in range(min(TOKENS, request.max_new_tokens))]
     for _ in tokens:
         stats.record(2, 1, 0, 1, number)
-    ended = Sequence(number, request, list(request.prompt), [], stats=stats, finish_reason=FinishReason.LENGTH)
+    ended = SequenceState(number, request, list(request.prompt), [], stats=stats, finish_reason=FinishReason.LENGTH)
     ended.text += tokens
     ended.produced_by += [Producer.RECOVERED] * len(tokens)
     return ended

@@ -6,14 +6,14 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 import specdec.decoder
-from specdec.loop.draft_length import FixedK
+from specdec.loop.draft_length import DraftLength
 
 
-class ScriptedK(FixedK):
+class ScriptedK(DraftLength):
     """Takes these K, one after another."""
 
     def __init__(self, most: int, script: Iterable[int]):
-        super().__init__(most)
+        super().__init__(most, most)
         self._script = iter(script)
 
     def chooses(self, text_depends: bool) -> bool:

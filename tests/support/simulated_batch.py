@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from specdec.loop.draft_length import AdaptiveDrafts, AdaptiveK, RowResult
+from specdec.loop.draft_length import AdaptiveDrafts, AdaptiveK, RowResult, StepOutcome
 
 Alpha = Callable[[int, int], float]  # of a row and a step
 
@@ -73,10 +73,9 @@ def simulate(
             k = max(known, key=lambda k, of=alphas: sum(expected(alpha, k) for alpha in of) / costs[k])
         else:
             k = lengths.choose(rows, rows, [lengths.most] * rows)
-        if k and unseen:
-            run.time += catch_up * unseen
-            if lengths is not None:
-                lengths.caught_up(catch_up * unseen)
+        catching_up = catch_up * unseen if k and unseen else None
+        if catching_up is not None:
+            run.time += catching_up
             unseen = 0
         width = min(k, finds[step % len(finds)]) if finds else k
         seconds = costs[width] * draw.lognormvariate(0, noise) * speed(step)
@@ -95,6 +94,5 @@ def simulate(
         run.chosen[k] += 1
         unseen += k == 0
         if lengths is not None:
-            lengths.took(rows, k, width, seconds)
-            lengths.record(rows, k, width, results)
+            lengths.observe(StepOutcome(rows, k, width, results, seconds, catching_up))
     return run

@@ -52,7 +52,7 @@ class PromptOptions(ChatOptions):
         if self.chat is False and self.system is not None:
             refuse("--no-chat / --system", "both", "one of the two: a text to continue has no system message")
 
-    def line(self, prompt: str | None, at: models.ModelOptions, settings: LineSettings, params: Any) -> JobLine:
+    def line(self, prompt: str | None, at: models.ModelOptions, settings: LineSettings) -> JobLine:
         """The one prompt, as the line of a file would be."""
         from ..chat_template import chat_text
         from ..jobs.lines import JobLine
@@ -63,7 +63,7 @@ class PromptOptions(ChatOptions):
             text = chat_text(at.tokenizer, [*system, {"role": "user", "content": text}])
         elif self.system is not None:
             refuse("--system", "a text for a target without a chat template", "none there")
-        return JobLine(0, 0, text, chat, settings=settings, params=params)
+        return JobLine(0, 0, text, chat, settings=settings)
 
 
 @dataclass(frozen=True)
@@ -112,10 +112,10 @@ class LineOptions:
     log_probs: LogProbOptions
 
     def settings(self) -> LineSettings:
-        from ..jobs.lines import LineSettings
+        from ..jobs.lines import LineSettings, check_defaults
 
         settings = LineSettings(**self.text.settings(), **vars(self.sampling), **vars(self.log_probs))
-        settings.check()
+        check_defaults(settings)
         return settings
 
 
@@ -166,7 +166,7 @@ def generate(
     if shown.profile is not None:
         check_trace(shown.profile)
     num_drafts = drafting.read_num_drafts(drafts.num_drafts, nodes=drafts.nodes)
-    params = of_lines.sampling.params(drafts.accept_rule)
+    of_lines.sampling.params(drafts.accept_rule)  # checks them with the rule
     defaults = of_lines.settings()
     if given.batch_file is not None and job.output is not None:
         whole = Job(given.batch_file, defaults, at, drafts, job, shown.as_json)
@@ -174,7 +174,7 @@ def generate(
     if given.batch_file is not None:
         lines = _read_lines(given.batch_file, defaults, at, text.num_return_sequences, printed)
     else:
-        lines = [given.line(prompt, at, defaults, params)]
+        lines = [given.line(prompt, at, defaults)]
     loaded = models.load(at, [drafts.drafter])
     proposer = loaded.drafter(drafts.drafter, drafts.exit_layers, confidence=drafts.confidence)
     decoder = loaded.decoder(proposer, num_drafts, drafts.nodes)

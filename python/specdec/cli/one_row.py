@@ -7,7 +7,8 @@ import dataclasses
 from collections.abc import Callable
 
 from ..decoder import Decoded, SpeculativeDecoder
-from ..loop.sequence import Output, Request
+from ..loop.request import Request
+from ..loop.sequence import Output
 from ..sampling.grammar_masks import GrammarError
 from ..serving.scheduler import Scheduler
 

@@ -14,7 +14,7 @@ from ..jobs.lines import KEYS, STANDARD_INPUT, JobLine, LineReader, LineSettings
 from ..jobs.output import COUNTS, COUNTS_BY_POSITION
 from ..jobs.result_line import ERROR, LOG_PROB_KEYS
 from ..jobs.run import RequestMaker, result_of
-from ..loop.sequence import Sequence
+from ..loop.sequence import SequenceState
 from ..serving.engine import Engine, EngineStopped
 from ..serving.scheduler import QueueFull, Scheduler
 from .drafting import GenerateDrafts, read_num_drafts
@@ -66,7 +66,7 @@ class LineDecoder:
             except QueueFull:
                 await asyncio.sleep(WAIT_SECONDS)
             except ValueError as error:
-                return result_of(Sequence.refused(request, error), self.tokenizer)
+                return result_of(SequenceState.refused(request, error), self.tokenizer)
         decoded = await self._engine.result(number)
         if self._engine.stopped is not None:
             raise EngineStopped(self._engine.stopped)

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
     from ..evaluation.compare import Comparison, Spread
     from ..evaluation.near_ties import Difference
-    from ..loop.sequence import Output
-    from ..loop.sequence import Sequence as Decoded
+    from ..loop.sequence import Output, SequenceState
     from ..result import Producer
     from ..stats import Stats
 
@@ -111,7 +110,7 @@ def in_short(stats: Stats, seconds: float = 0.0) -> str:
     return f"{stats.emitted} tokens in {stats.steps} steps{speed}: {ratios(stats)}"
 
 
-def print_troubles(drafter_error: str | None, texts: Sequence[Decoded], texts_per_prompt: int = 1) -> None:
+def print_troubles(drafter_error: str | None, texts: Sequence[SequenceState], texts_per_prompt: int = 1) -> None:
     """On stderr: why the drafter was dropped, and which texts ended because of their logits or their grammars."""
     if drafter_error is not None:
         print_drafter_error(drafter_error)

@@ -24,15 +24,15 @@ def first_arrivals(logits: torch.Tensor, count: int, **settings: Any) -> tuple[t
     Args:
         settings: those of ``draft_step``.
     """
-    found: list[DraftStep] = []
+    draws: list[DraftStep] = []
     for _ in range(count):
-        if found:  # the second is the first to arrive without the first one, and so on
-            column = found[-1].tokens.clamp(min=0)[:, None]
+        if draws:  # the second is the first to arrive without the first one, and so on
+            column = draws[-1].tokens.clamp(min=0)[:, None]
             if (d2t := settings.get("d2t")) is not None:
                 column = torch.searchsorted(d2t, column)
             logits = logits.scatter(1, column, -torch.inf)
-        found.append(draft_step(logits, rule=Rule.COUPLED, **settings))
-    return torch.stack([draw.tokens for draw in found], 1), found[0].status
+        draws.append(draft_step(logits, rule=Rule.COUPLED, **settings))
+    return torch.stack([draw.tokens for draw in draws], 1), draws[0].status
 
 
 class Drawing:

@@ -8,8 +8,6 @@ from typing import TypeVar
 
 import torch
 
-from specdec_kernels import check_drafts
-
 from ..checks import is_failure, refuse
 from ..models.forward.compiled import NotCompiled
 from ..result import error_text
@@ -20,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class GuardedSession:
-    """A drafter's session. It is dropped when it raises, or returns drafts that verification would refuse.
+    """A drafter's session. It is dropped when it raises, or returns drafts that verification refuses.
 
     Attributes:
         error: why the session was dropped; None: it was not dropped.
@@ -55,10 +53,19 @@ class GuardedSession:
             self._guarded(lambda: session.observe(texts, starts))
 
     def propose(self, step: Step) -> Drafts | None:
-        """Returns the step's drafts; None if the session was dropped, now or before."""
+        """Returns the step's drafts, as many columns as are verified; None if the session was dropped, now or
+        before."""
         if (session := self._session) is None:
             return None
-        return self._guarded(lambda: self._checked(session, step))
+        return self._guarded(lambda: self._cut(self._checked(session.propose(step), step), step))
+
+    def refused(self, error: ValueError) -> bool:
+        """Drops the session because verification refused its drafts. Returns False if there is none, so that the error
+        is not its own."""
+        if self._session is None or self.raising:
+            return False
+        self._drop(error)
+        return True
 
     def accepted(self, path: torch.Tensor) -> None:
         if (session := self._session) is not None:
@@ -78,23 +85,26 @@ class GuardedSession:
         except BaseException as error:  # a drafter can raise anything, and the text does not need it
             if self.raising or isinstance(error, NotCompiled) or not is_failure(error):
                 raise
-            self._session, self.error = None, error_text(error)
-            # The error's own text is left to its traceback: it may quote a prompt, and a server's log leaves it out.
-            logger.warning("the drafter failed and is dropped, decoding goes on", exc_info=error)
+            self._drop(error)
             return None
 
-    def _checked(self, session: DraftSession, step: Step) -> Drafts:
-        """Returns the session's drafts. Raises for those that verification would refuse, since its error would end all
-        sequences, and for a tree that is larger than the cache has room for."""
-        drafts, batch = session.propose(step), self._batch
+    def _drop(self, error: BaseException) -> None:
+        self._session, self.error = None, error_text(error)
+        # The error's own text is left to its traceback: it may quote a prompt, and a server's log leaves it out.
+        logger.warning("the drafter failed and is dropped, decoding goes on", exc_info=error)
+
+    def _checked(self, drafts: Drafts, step: Step) -> Drafts:
+        """Raises for drafts that the target could not be fed, or the report could not hold, since that error would end
+        all sequences. What they were drawn from is checked by verification alone."""
+        nodes = self._batch.nodes
         if not isinstance(drafts, Drafts):
             raise TypeError(f"propose() returned {type(drafts).__name__}, allowed: Drafts")
         tokens, parents, status = drafts.tokens, drafts.parents, drafts.status
-        if (parents is not None) != (batch.nodes > 0):
-            wanted = "trees, as the batch verifies them" if batch.nodes else "None: the batch verifies chains"
+        if (parents is not None) != (nodes > 0):
+            wanted = "trees, as the batch verifies them" if nodes else "None: the batch verifies chains"
             refuse("parents", type(parents).__name__, wanted)
-        _check_integers("tokens", tokens, step, batch.nodes if batch.nodes else step.num_drafts)
-        rows, stats = tokens, drafts.stats
+        _check_integers("tokens", tokens, step, nodes or step.num_drafts)
+        shape = list(tokens.shape)
         if parents is not None:
             if isinstance(parents, torch.Tensor) and parents.dim() == 1:
                 parents = parents.expand(len(tokens), -1)
@@ -102,26 +112,21 @@ class GuardedSession:
             if parents.shape != tokens.shape or _out_of_order(parents):
                 allowed = f"for each of {tokens.shape[1]} nodes a node before it, or -1"
                 refuse("parents", parents.tolist(), allowed)
-            # Children are drawn from the root's row and those of nodes.
-            rows, stats = step.position[:, None].expand(-1, tokens.shape[1] + 1), None
-        check_drafts(
-            rows,
-            drafts.logits,
-            stats,
-            d2t=drafts.d2t,
-            vocabulary=batch.processors.vocab_size,
-            rule=batch.rule,
-            backend=batch.backend,
-        )
-        if status is not None and (not isinstance(status, torch.Tensor) or status.shape != rows.shape):
-            refuse("status", getattr(status, "shape", type(status).__name__), f"a tensor of shape {list(rows.shape)}")
-        if status is not None and (status.dtype not in (torch.int32, torch.int64) or status.device != rows.device):
-            refuse("status", f"{status.dtype} on {status.device}", f"int32 or int64 on {rows.device}")
+            shape[1] += 1  # children are drawn from the root's row and those of nodes
+        if status is not None and (not isinstance(status, torch.Tensor) or list(status.shape) != shape):
+            refuse("status", getattr(status, "shape", type(status).__name__), f"a tensor of shape {shape}")
+        if status is not None and (status.dtype not in (torch.int32, torch.int64) or status.device != tokens.device):
+            refuse("status", f"{status.dtype} on {status.device}", f"int32 or int64 on {tokens.device}")
         if not isinstance(drafts.forwards, int):
             refuse("forwards", repr(drafts.forwards), "an integer")
-        if not isinstance(drafts.masked, int) or not 0 <= drafts.masked <= tokens.shape[1]:
-            refuse("masked", repr(drafts.masked), f"0 to {tokens.shape[1]}")
         return drafts
+
+    def _cut(self, drafts: Drafts, step: Step) -> Drafts:
+        """Returns the columns that are verified."""
+        columns = self._batch.nodes or step.num_drafts
+        if drafts.copies is not None and (count := step.cut(drafts.copies)) is not None:
+            columns, drafts = count, drafts.first(count)
+        return drafts.widened(columns) if step.fixed_shape else drafts
 
 
 def _started(drafter: Drafter, batch: BatchState) -> DraftSession:

@@ -15,9 +15,9 @@ from .copying import until_end
 from .protocol import BatchState, Copies, Drafter, Drafts, DraftSession, Step
 from .suffix_automaton import Cursor, SuffixAutomaton
 
-SURE = 2  # tokens of a match by which a place is found again; a single token occurs in too many places
-SURELY = 1 << 20  # matching tokens, where none but these can follow
-FORCED = 2  # tokens in a row that are worth more than the drafts of another drafter, which finds single ones, too
+LEAST_MATCH = 2  # tokens of a match by which a place is found again; a single token occurs in too many places
+CERTAIN = 1 << 20  # matching tokens, where none but these can follow
+LEAST_FORCED = 2  # tokens in a row that are worth more than the drafts of another drafter, which finds single ones, too
 
 
 class PredictedDrafter(Drafter):
@@ -52,8 +52,8 @@ class PredictedDrafter(Drafter):
         return super().name if self.drafter is None else self.drafter.name
 
     @property
-    def copies(self) -> bool:  # type: ignore[override]  # it depends on the other one
-        return self.drafter is None or self.drafter.copies
+    def copying(self) -> bool:  # type: ignore[override]  # it depends on the other one
+        return self.drafter is None or self.drafter.copying
 
     @property
     def reads_only_filled(self) -> bool:
@@ -112,14 +112,14 @@ class PredictedSession(DraftSession):
     def propose(self, step: Step) -> Drafts:
         rows = {*self.places, *self.batch.grammars.rows} & {row for row, most in enumerate(step.allowed) if most}
         known = {row: self._known(row, step.texts[row], step.allowed[row]) for row in sorted(rows)}
-        proposals = {row: until_end(own, self.batch.ends[row]) for row, (own, _) in known.items() if own}
+        proposals = {row: until_end(tokens, self.batch.ends[row]) for row, (tokens, _) in known.items() if tokens}
         drafts = self._of_other(step, proposals)
         if not proposals:
             return drafts
-        found, matched = drafts.copies or Copies([[] for _ in step.allowed], [0] * len(step.allowed))
-        for row, own in proposals.items():
-            found[row], matched[row] = own, known[row][1]
-        return _replaced(drafts, proposals)._replace(copies=Copies(found, matched))
+        tokens, matched = drafts.copies or Copies([[] for _ in step.allowed], [0] * len(step.allowed))
+        for row, proposal in proposals.items():
+            tokens[row], matched[row] = proposal, known[row][1]
+        return _replaced(drafts, proposals)._replace(copies=Copies(tokens, matched))
 
     def _known(self, row: int, text: list[int], most: int) -> tuple[list[int], int]:
         """Returns up to ``most`` tokens with which a row's text is known to go on, and how many before them match."""
@@ -127,7 +127,7 @@ class PredictedSession(DraftSession):
         forced = self.batch.grammars.forced(row)[:most]
         if predicted and predicted[: len(forced)] == forced:
             return predicted, self.places[row].matched
-        return (forced if predicted or self.other is None or len(forced) >= FORCED else []), SURELY
+        return (forced if predicted or self.other is None or len(forced) >= LEAST_FORCED else []), CERTAIN
 
     def _of_other(self, step: Step, proposals: Mapping[int, list[int]]) -> Drafts:
         """Returns the other session's drafts for the rows without proposals."""
@@ -204,7 +204,7 @@ class Place:
                 self.matched += same
                 return self._last
         length, end = self._cursor.longest_suffix()
-        if length < SURE:
+        if length < LEAST_MATCH:
             return None
         self.matched, suffix = length, text[-length:]
         places = range(max(self._last + 1, end), len(self.prediction) + 1)
@@ -218,12 +218,12 @@ def _replaced(drafts: Drafts, proposals: Mapping[int, list[int]]) -> Drafts:
     d2t, device = drafts.d2t, drafts.tokens.device
     if d2t is not None:  # q has no column for other tokens
         known = {*d2t.tolist()}
-        proposals = {row: [*takewhile(known.__contains__, own)] for row, own in proposals.items()}
+        proposals = {row: [*takewhile(known.__contains__, tokens)] for row, tokens in proposals.items()}
     columns = max(drafts.tokens.shape[1], *map(len, proposals.values()))
     drafts, rows = drafts.widened(columns), torch.tensor([*proposals], device=device)
-    padded = [[*own, *[-1] * (columns - len(own))] for own in proposals.values()]
-    own = torch.tensor(padded, dtype=torch.int64, device=device)
-    tokens, status, ids = drafts.tokens.index_copy(0, rows, own), drafts.status, own.clamp(min=0)
+    padded = [[*tokens, *[-1] * (columns - len(tokens))] for tokens in proposals.values()]
+    proposed = torch.tensor(padded, dtype=torch.int64, device=device)
+    tokens, status, ids = drafts.tokens.index_copy(0, rows, proposed), drafts.status, proposed.clamp(min=0)
     drafts = drafts._replace(tokens=tokens, status=None if status is None else status.index_fill(0, rows, 0))
     each = rows[:, None], torch.arange(columns, device=device)
     if drafts.logits is not None:

@@ -56,8 +56,8 @@ class ProductTrees:
         of_depths: list[tuple[torch.Tensor, torch.Tensor]] = []
         for depth, logits in enumerate(marginals):
             if step.greedy:
-                own = {"position": step.position + depth, "offset": 0, "sampled": False}
-                children = self._children(logits, paths.width, step, d2t, **own)
+                greedy = {"position": step.position + depth, "offset": 0, "sampled": False}
+                children = self._children(logits, paths.width, step, d2t, **greedy)
                 tokens, log_q = children.tokens, children.log_q
             else:
                 tokens, status = first_arrivals(

@@ -41,7 +41,7 @@ class PromptLookupDrafter(Drafter):
         True
     """
 
-    copies = trees = True
+    copying = trees = True
 
     def __init__(self, max_ngram: int = 5, min_ngram: int = 2):
         read_count("max_ngram", max_ngram, 1)
@@ -74,8 +74,8 @@ class PromptLookupSession(DraftSession):
         if self.nodes:
             return self._trees(step)
         pairs = enumerate(zip(step.texts, step.allowed, strict=True))
-        found = [self.indexes[row].propose(text, most) if most else ([], 0) for row, (text, most) in pairs]
-        return copied(Copies(*map(list, zip(*found, strict=True))), self.ends, step.last_two.device)
+        copies = [self.indexes[row].propose(text, most) if most else ([], 0) for row, (text, most) in pairs]
+        return copied(Copies(*map(list, zip(*copies, strict=True))), self.ends, step.last_two.device)
 
     def _trees(self, step: Step) -> Drafts:
         trees = []
@@ -119,13 +119,13 @@ class NgramIndex:
         """Returns ``most`` >= 1 drafts after ``text``, and how many tokens match; ([], 0) without a match. ``text``
         must begin with the text of the previous call."""
         self.update(text)
-        found, matched = None, 0
+        place, matched = None, 0
         for n, ends in self._ends.items():
             end = ends.get(tuple(text[-n:]))
             if end is None:
                 break  # then no longer n-gram occurred before, either
-            found, matched = end, n
-        return ([] if found is None else copy_from(text, found, most)), matched
+            place, matched = end, n
+        return ([] if place is None else copy_from(text, place, most)), matched
 
     def branch(self, text: list[int], most: int, tree: Branches) -> None:
         """Adds continuations of up to ``most`` tokens to ``tree`` until it is full, or as many as it may have nodes

@@ -24,22 +24,24 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+from transformers import LogitsProcessorList
 
 from specdec_kernels import Rule, SamplingTensors
 
 from ..models.cache.kv_cache import StaticKVCache
 from ..models.forward.cached_model import CachedModel
+from ..sampling.grammar import Grammar
 from ..sampling.grammar_masks import GrammarMasks
 from ..sampling.processors import Processors
 from ..stats import Timer
 
-__all__ = ["BatchState", "Copies", "DraftSession", "Drafter", "Drafts", "Step"]
+__all__ = ["BatchState", "Copies", "DraftSession", "Drafter", "Drafts", "HostStep", "Step"]
 
 
 @dataclass
 class BatchState:
-    """What all steps of a batch share. A row holds one sequence at a time. The loop updates ``ends``, ``predictions``
-    and ``owners`` when sequences change, so sessions read them anew."""
+    """What all steps of a batch share. A row holds one sequence at a time: ``begin`` and ``end`` change what is said of
+    it here, so sessions read that anew."""
 
     size: int  # B, rows
     capacity: int  # slots of a row, the trash slot included
@@ -56,21 +58,38 @@ class BatchState:
     owners: list[Hashable]  # whose memory of earlier texts serves each row's sequence; None: nobody's
     prefill_chunk: int | None = None  # each text is read alone, in parts of so many tokens; None: all at once
 
+    def begin(
+        self,
+        row: int,
+        processors: LogitsProcessorList,
+        grammar: Grammar | None,
+        ends: frozenset[int],
+        prediction: Sequence[int],
+        owner: Hashable,
+    ) -> None:
+        """Takes what steps and sessions need to know of the sequence that begins in a row."""
+        self.processors.of_rows[row] = processors
+        if grammar is not None:
+            self.grammars.begin(row, grammar)
+        self.ends[row], self.predictions[row], self.owners[row] = ends, prediction, owner
+
+    def end(self, row: int) -> None:
+        """Forgets the sequence of a row, which has ended."""
+        self.processors.of_rows[row] = LogitsProcessorList()
+        self.processors.errors.pop(row, None)
+        self.grammars.end(row)
+        self.ends[row], self.predictions[row], self.owners[row] = frozenset(), (), None
+
 
 @dataclass(frozen=True)
-class Step:
-    """One step of the first n rows of a batch; those after them have no sequence.
-
-    Column c of ``positions`` and ``slots`` is the token at position L - 2 + c, where L is the number of known tokens:
-    first the last two known tokens, then the drafts of a chain. Padding, drafts that do not count and rows without a
-    sequence have position 0 and the trash slot.
+class HostStep:
+    """What the host says of one step of the first n rows of a batch; those after them have no sequence.
 
     If the device runs ahead of the host, or the step is a CUDA graph, ``texts`` and ``seen`` are empty, and only
     sessions with ``needs_host = False`` are asked for drafts. Where the shape is fixed, ``allowed`` does not know how
-    much room rows have left; ``allowed_on_device`` always does.
+    much room rows have left; ``Step.allowed_on_device`` always does.
     """
 
-    # What the host knows.
     index: int  # the number of steps before this one, drafted or not
     num_drafts: int  # K, the most tokens of a chain, or of a path of a tree; >= 1 if any row drafts
     visible: int  # slots that attention reads
@@ -83,7 +102,22 @@ class Step:
     num_ranked: int  # how many of the batch's rows also want ranks and most likely tokens
     top: int  # how many most likely tokens are found in these rows
     cut: Callable[[Copies], int | None]  # chooses how many copied drafts are verified; None: all of them
-    # What the device knows.
+
+    @property
+    def key(self) -> tuple[int, int, bool, bool, int, int]:
+        """What a captured step fixes of it. All else is empty or the same wherever steps are captured."""
+        return self.num_drafts, self.visible, self.greedy, self.log_probs, self.num_ranked, self.top
+
+
+@dataclass(frozen=True)
+class Step(HostStep):
+    """One step: what the host says of it, and what the device knows.
+
+    Column c of ``positions`` and ``slots`` is the token at position L - 2 + c, where L is the number of known tokens:
+    first the last two known tokens, then the drafts of a chain. Padding, drafts that do not count and rows without a
+    sequence have position 0 and the trash slot.
+    """
+
     lengths: torch.Tensor  # [n] int64: tokens stored in the caches, L - 1
     position: torch.Tensor  # [n] int64: L, the absolute position of the first draft; the loop advances it in place
     last_two: torch.Tensor  # [n, 2] int64: the last two known tokens (a single known token is there twice)
@@ -136,7 +170,7 @@ class Drafts(NamedTuple):
     def of(cls, proposals: Sequence[Sequence[int]], step: Step) -> Drafts:
         """Returns chains with a one-hot q: the tokens that each row proposes, at most K."""
         width = max(map(len, proposals), default=0)
-        rows = [[*own, *[-1] * (width - len(own))] for own in proposals]
+        rows = [[*tokens, *[-1] * (width - len(tokens))] for tokens in proposals]
         return cls(torch.tensor(rows, dtype=torch.int64, device=step.last_two.device).view(len(rows), width))
 
     @classmethod
@@ -218,7 +252,7 @@ class Drafter(ABC):
     """Starts a session for each batch.
 
     Attributes:
-        copies: whether sessions find chains by copying, in a time that is nothing beside a step's. They then say so in
+        copying: whether sessions find chains by copying, in a time that is nothing beside a step's. They then say so in
             ``Drafts.copies``, and how many of their drafts are verified may be chosen afterwards.
         trees: whether sessions propose trees.
         samples_trees: whether they draw the nodes of trees under rules ``token`` and ``block``.
@@ -226,7 +260,7 @@ class Drafter(ABC):
         max_length: the positions of its model; None: it has no limit of its own.
     """
 
-    copies: bool = False
+    copying: bool = False
     trees: bool = False
     samples_trees: bool = False
     model: CachedModel | None = None

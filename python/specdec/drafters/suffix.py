@@ -153,7 +153,7 @@ class SuffixDrafter(Drafter):
         (True, True)
     """
 
-    copies = trees = True
+    copying = trees = True
 
     def __init__(
         self,
@@ -204,8 +204,8 @@ class SuffixSession(DraftSession):
             trees = [self._tree(row, text, step.allowed[row]) for row, text in enumerate(step.texts)]
             return as_trees(trees, step.last_two.device)
         pairs = enumerate(zip(step.texts, step.allowed, strict=True))
-        found = [self._propose(row, text, most) if most else ([], 0) for row, (text, most) in pairs]
-        return copied(Copies(*map(list, zip(*found, strict=True))), self.ends, step.last_two.device)
+        copies = [self._propose(row, text, most) if most else ([], 0) for row, (text, most) in pairs]
+        return copied(Copies(*map(list, zip(*copies, strict=True))), self.ends, step.last_two.device)
 
     def _reading(self, row: int) -> AbstractContextManager:
         memory = self.memories[row]

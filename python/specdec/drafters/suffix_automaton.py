@@ -172,6 +172,6 @@ class Cursor:
 
     def following(self, state: int) -> list[tuple[int, int, int]]:
         """As an automaton's. What came after the time of construction does not follow, but is counted."""
-        found, first_end = self._automaton._next[state].items(), self._automaton._first_end
+        following, first_end = self._automaton._next[state].items(), self._automaton._first_end
         counts = self._automaton._count
-        return [(t, after, counts[after]) for t, after in found if t >= 0 and first_end[after] <= self._limit]
+        return [(t, after, counts[after]) for t, after in following if t >= 0 and first_end[after] <= self._limit]

@@ -168,15 +168,15 @@ class LikelyTree:
         joint = self.joint[..., None] + torch.where(tokens < 0, -torch.inf, log_q.clamp(max=0.0))
         joint = torch.where(allowed[:, None, None], joint, -torch.inf)
         parents = self.index[..., None].expand_as(tokens)
-        found = tokens.flatten(1), joint.flatten(1), parents.flatten(1)
-        self.proposed.append((*found, torch.full_like(found[0], -1)))
+        children = tokens.flatten(1), joint.flatten(1), parents.flatten(1)
+        self.proposed.append((*children, torch.full_like(children[0], -1)))
 
     def next(self) -> Level | None:
         self.depth += 1
         if self.depth >= self.most:
             return None
         tokens, joint, _, numbers = self.proposed[-1]
-        first = sum(own.shape[1] for own, *_ in self.proposed[:-1])
+        first = sum(tokens.shape[1] for tokens, *_ in self.proposed[:-1])
         best = _largest(joint, self.width)
         number = torch.arange(best.shape[1], device=best.device) + self.fed
         numbers.scatter_(1, best, number.expand_as(best))
@@ -214,30 +214,30 @@ class ShapedTree:
         self.logits: list[torch.Tensor] = []
 
     def take(self, logits: torch.Tensor) -> None:
-        own = self.shape[self.depth]
-        paths = self.tokens[:, own.paths]
+        level = self.shape[self.depth]
+        paths = self.tokens[:, level.paths]
         if keeps_q(self.children.batch, self.children.step):
-            drawn = self.children.draw(logits, own.width, paths, offset=own.numbers + 1).tokens
+            drawn = self.children.draw(logits, level.width, paths, offset=level.numbers + 1).tokens
             self.logits.append(logits)
         else:
-            drawn = self.children.draw_coupled(logits, own.width, paths)
-        tokens = drawn.view(len(logits), -1).index_select(1, own.children)
+            drawn = self.children.draw_coupled(logits, level.width, paths)
+        tokens = drawn.view(len(logits), -1).index_select(1, level.children)
         self.tokens = torch.cat((self.tokens, tokens), 1)
 
     def next(self) -> Level | None:
         self.depth += 1
         if self.depth >= len(self.shape):
             return None
-        own = self.shape[self.depth]
-        tokens = self.tokens.index_select(1, own.numbers).clamp(min=0)
+        level = self.shape[self.depth]
+        tokens = self.tokens.index_select(1, level.numbers).clamp(min=0)
         counts = self.children.step.allowed_on_device[:, None] > self.depth
-        return Level(tokens, own.parents, own.numbers, self.depth, counts, own.tree)
+        return Level(tokens, level.parents, level.numbers, self.depth, counts, level.tree)
 
     def tree(self) -> tuple[Drafts, None]:
-        parents = torch.cat([own.numbers[own.children // own.width] for own in self.shape])
+        parents = torch.cat([level.numbers[level.children // level.width] for level in self.shape])
         if not self.logits:
             return Drafts(self.tokens, parents), None
-        rows, fed = torch.cat([own.numbers for own in self.shape]) + 1, torch.cat(self.logits, 1)
+        rows, fed = torch.cat([level.numbers for level in self.shape]) + 1, torch.cat(self.logits, 1)
         # The rows of nodes without children are not read.
         logits = fed.new_empty(len(fed), len(parents) + 1, fed.shape[2]).index_copy_(1, rows, fed)
         return Drafts(self.tokens, parents, logits, d2t=self.children.d2t), None

@@ -134,8 +134,8 @@ def likely_paths(nodes: int, depth: int, acceptance: float) -> list[Path]:
     log_q = math.log(acceptance) + math.log1p(-acceptance) * rank.double()
     ranks, parents = (part[0].tolist() for part in BestPaths(nodes, rank.device).choose(rank, log_q))
     paths: list[Path] = []
-    for own, parent in zip(ranks, parents, strict=True):
-        if own < 0:  # there are no more, and all that follow are none
+    for child, parent in zip(ranks, parents, strict=True):
+        if child < 0:  # there are no more, and all that follow are none
             break
-        paths.append((*(() if parent < 0 else paths[parent]), own))
+        paths.append((*(() if parent < 0 else paths[parent]), child))
     return sorted(paths, key=lambda path: (len(path), path))

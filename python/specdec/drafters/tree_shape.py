@@ -61,7 +61,7 @@ def levels(parents: Sequence[int], device: torch.device) -> list[LevelShape]:
     for node, parent in enumerate(parents):
         paths.append([*paths[parent + 1], node])
     inner = sorted({*parents} | {-1})
-    found: list[LevelShape] = []
+    shapes: list[LevelShape] = []
     before: list[int] = []
 
     def on_device(values: list, *shape: int) -> torch.Tensor:
@@ -76,15 +76,15 @@ def levels(parents: Sequence[int], device: torch.device) -> list[LevelShape]:
         fed = on_device([n + 1 for n in numbers], -1)
         of_each = [[child for child, parent in enumerate(parents) if parent == node] for node in numbers]
         width = max(map(len, of_each))
-        found.append(
+        shapes.append(
             LevelShape(
                 numbers=fed - 1,
                 parents=on_device([before.index(parents[n]) if n >= 0 else 0 for n in numbers], 1, -1),
                 paths=on_device([paths[n + 1] for n in numbers], len(numbers), depth),
                 tree=Tree(whole.depths, whole.ancestors[:, fed]),
                 width=width,
-                children=on_device([i * width + j for i, own in enumerate(of_each) for j in range(len(own))], -1),
+                children=on_device([i * width + j for i, each in enumerate(of_each) for j in range(len(each))], -1),
             )
         )
         before = numbers
-    return found
+    return shapes

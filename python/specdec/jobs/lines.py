@@ -7,16 +7,15 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specdec_kernels import SamplingParams
 
 from ..chat_template import chat_text, chat_tokens
-from ..checks import read_as, read_count, refuse, shown
-from ..loop.log_probs import check_log_probs
+from ..checks import read_as, refuse, shown
+from ..loop.request import Request
 from ..sampling.grammar import check_source
 from ..sampling.grammar_source import GrammarSource
-from ..sampling.params import read_bias
 from ..sampling.schema_checks import Written
 from ..stopping import read_stop_strings
 
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 SAMPLING = ("temperature", *SamplingParams.FILTERS, *SamplingParams.PENALTIES)
 GRAMMARS = ("json_schema", "regex")
 STANDARD_INPUT = Path("-")
-_SEEDS = range(-(2**63), 2**63)
 
 
 @dataclass(frozen=True)
@@ -62,14 +60,41 @@ class LineSettings:
         """Which log-probabilities."""
         return self.log_probs, self.top_log_probs, self.prompt_log_probs
 
-    def check(self) -> None:
-        """Checks what needs no vocabulary. Raises ValueError naming the key that is wrong."""
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed not in _SEEDS:
-            refuse("seed", shown(self.seed), "a signed 64-bit integer")
-        check_log_probs(*self.asked)
-        if (source := self.grammar) is not None:
-            if self.min_new_tokens:
-                refuse("min_new_tokens", f"{self.min_new_tokens} with a grammar", "0: it says where a text may end")
+    @property
+    def params(self) -> SamplingParams:
+        """Greedy text has no filters: those of the defaults are for lines that sample."""
+        off = SamplingParams.FILTERS if self.temperature == 0 else ()
+        given: dict[str, Any] = {name: None if name in off else getattr(self, name) for name in SAMPLING}
+        return SamplingParams(**given)
+
+    @property
+    def request(self) -> Request:
+        """What is asked of the text, but for the prompt, ``stop`` and ``grammar``, which need the tokenizer."""
+        return Request(
+            (),
+            max_new_tokens=self.max_new_tokens,
+            params=self.params,
+            seed=self.seed,
+            logit_bias=self.logit_bias,
+            banned_tokens=self.banned_tokens,
+            min_new_tokens=self.min_new_tokens,
+            log_probs=self.log_probs,
+            top_log_probs=self.top_log_probs,
+            prompt_log_probs=self.prompt_log_probs,
+        )
+
+    def check(self, vocab_size: int | None) -> None:
+        """Checks the request, and what its grammar is made of.
+
+        Args:
+            vocab_size: V of the target; None: ids are not checked.
+
+        Raises:
+            ValueError: names the key, what was given and what is allowed.
+        """
+        source = self.grammar
+        self.request.check(vocab_size, has_grammar=source is not None)
+        if source is not None:
             check_source(source, source.kind)
 
 
@@ -89,14 +114,14 @@ class Prompt:
 
 @dataclass(frozen=True, kw_only=True)
 class JobLine(Prompt):
-    settings: LineSettings  # the seed is its own
-    params: SamplingParams
+    settings: LineSettings  # of this line: the seed is that of its text
 
 
-def check_defaults(defaults: LineSettings, vocab_size: int) -> None:
-    """Raises ValueError naming a default that would be wrong on every line."""
-    defaults.check()
-    read_bias(defaults.logit_bias, defaults.banned_tokens, vocab_size)
+def check_defaults(defaults: LineSettings, vocab_size: int | None = None) -> None:
+    """Raises ValueError naming a default that would be wrong on every line. ``min_new_tokens`` may be more
+    than ``max_new_tokens``, of which a line may have its own."""
+    most = max(defaults.max_new_tokens, defaults.min_new_tokens)
+    dataclasses.replace(defaults, max_new_tokens=most).check(vocab_size)
 
 
 class LineReader:
@@ -142,8 +167,9 @@ class LineReader:
             if key not in self._keys:
                 refuse("keys", shown(key), ", ".join(self._keys))
         prompt = self.read_prompt(given, index)
-        settings, params = _read_settings(given, index, self._defaults, self._vocab_size, self._texts)
-        return JobLine(**vars(prompt), settings=settings, params=params)
+        settings = _read_settings(given, index, self._defaults, self._texts)
+        settings.check(self._vocab_size)
+        return JobLine(**vars(prompt), settings=settings)
 
     def read_prompt(self, given: dict, index: int) -> Prompt:
         """The part of :meth:`read_given` that is about the prompt."""
@@ -178,39 +204,20 @@ def read_text(key: str, value: object) -> str:
     return value
 
 
-def _read_settings(
-    given: dict, index: int, defaults: LineSettings, vocab_size: int, texts: int
-) -> tuple[LineSettings, SamplingParams]:
-    own = {key: value for key, value in given.items() if key not in ("id", "prompt", "messages")}
-    if "stop" in own:
-        own["stop"] = () if own["stop"] in (None, []) else read_as("stop", read_stop_strings, own["stop"])
-    if own.get("logit_bias") is not None:
-        own["logit_bias"] = _read_bias_ids(own["logit_bias"])
-    if "banned_tokens" in own:
-        if not isinstance(own["banned_tokens"], list):
-            refuse("banned_tokens", shown(own["banned_tokens"]), "a list of ids")
-        own["banned_tokens"] = tuple(own["banned_tokens"])
-    if own.get("json_schema") is not None:
-        own["json_schema"] = GrammarSource.json_schema(own["json_schema"], "json_schema").text
-    own.setdefault("seed", defaults.seed + index * texts)
-    s = dataclasses.replace(defaults, **own)
-    s.check()
-    read_count("max_new_tokens", s.max_new_tokens)
-    if read_count("min_new_tokens", s.min_new_tokens) > s.max_new_tokens:
-        refuse("min_new_tokens", s.min_new_tokens, f"0 to max_new_tokens = {s.max_new_tokens}")
-    if "logit_bias" in own or "banned_tokens" in own:
-        read_bias(s.logit_bias, s.banned_tokens, vocab_size)
-    return s, _read_params(s, own)
-
-
-def _read_params(s: LineSettings, own: dict) -> SamplingParams:
-    sampling = {name: getattr(s, name) for name in SAMPLING}
-    if sampling["temperature"] == 0:
-        for name in SamplingParams.FILTERS:
-            if own.get(name) not in (None, SamplingParams.neutral(name)):
-                refuse(name, f"{own[name]} with temperature 0", "a temperature > 0: greedy text has no filters")
-            sampling[name] = own.get(name)  # those of the defaults are for lines that sample
-    return SamplingParams(**sampling)
+def _read_settings(given: dict, index: int, defaults: LineSettings, texts: int) -> LineSettings:
+    """What JSON writes in another way than the library is read here; ``LineSettings.check`` is for the rest."""
+    keys = {key: value for key, value in given.items() if key not in ("id", "prompt", "messages")}
+    if "stop" in keys:
+        keys["stop"] = () if keys["stop"] in (None, []) else read_as("stop", read_stop_strings, keys["stop"])
+    if keys.get("logit_bias") is not None:
+        keys["logit_bias"] = _read_bias_ids(keys["logit_bias"])
+    if keys.get("json_schema") is not None:
+        keys["json_schema"] = GrammarSource.json_schema(keys["json_schema"], "json_schema").text
+    settings = dataclasses.replace(defaults, **{"seed": defaults.seed + index * texts, **keys})
+    for name in SamplingParams.FILTERS if settings.temperature == 0 else ():
+        if keys.get(name) not in (None, SamplingParams.neutral(name)):
+            refuse(name, f"{keys[name]} with temperature 0", "a temperature > 0: greedy text has no filters")
+    return settings
 
 
 def _read_bias_ids(given: object) -> dict[int, object]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..detokenize import continuation
-from ..loop.sequence import Sequence as Decoded
+from ..loop.sequence import SequenceState
 from ..result import FinishReason, TokenLogProb
 from ..stopping import cut_after
 
@@ -24,7 +24,7 @@ _LEAST = -9999.0  # of a probability of 0, as in OpenAI's interface: JSON has no
 
 
 def result_line(
-    line: JobLine, decoded: Decoded, stats: Mapping[str, object], tokenizer: PreTrainedTokenizerBase
+    line: JobLine, decoded: SequenceState, stats: Mapping[str, object], tokenizer: PreTrainedTokenizerBase
 ) -> dict[str, object]:
     """
     Args:
@@ -54,7 +54,7 @@ def result_line(
     return row
 
 
-def log_prob_fields(decoded: Decoded) -> dict[str, object]:
+def log_prob_fields(decoded: SequenceState) -> dict[str, object]:
     """The fields of ``LOG_PROB_KEYS`` that were asked for, in this order."""
     found: dict[str, object] = {}
     for key in LOG_PROB_KEYS:

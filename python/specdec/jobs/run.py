@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, cast
 
-from ..decoder import next_seed
-from ..loop.sequence import Request
+from ..generate import next_seed
+from ..loop.request import Request
 from ..stopping import StopStrings
-from .lines import GRAMMARS, SAMPLING, JobLine
+from .lines import JobLine
 from .output import COUNTS, COUNTS_BY_POSITION, Results, Totals
 from .result_line import result_line
 from .signals import Signals
@@ -18,7 +19,7 @@ from .signals import Signals
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from ..loop.sequence import Sequence as Decoded
+    from ..loop.sequence import SequenceState
     from ..sampling.grammar import Grammar, GrammarCompiler
     from ..sampling.grammar_source import GrammarSource
 
@@ -29,7 +30,7 @@ class Runner(Protocol):
     @property
     def drafter_error(self) -> str | None: ...
 
-    def run(self, requests: Iterable[Request]) -> Iterator[Decoded]: ...
+    def run(self, requests: Iterable[Request]) -> Iterator[SequenceState]: ...
 
 
 class RequestMaker:
@@ -54,15 +55,16 @@ class RequestMaker:
 
     def __call__(self, line: JobLine, further: int = 0) -> Request:
         """The request of a line, or of a further text of it. Its ``id`` is the line."""
-        s = line.settings
-        names = vars(s).keys() - {*SAMPLING, *GRAMMARS}
-        of_line = {name: getattr(s, name) for name in names} | {
-            "grammar": None if (source := s.grammar) is None else self._grammar(source),
-            "seed": next_seed(s.seed, further),
-            "stop": self._stop(s.stop) if s.stop else None,
-            "banned_tokens": [*s.banned_tokens, *self._banned],
-        }
-        return Request(line.tokens(self._tokenizer), params=line.params, id=line, **of_line)
+        request, stop, source = line.settings.request, line.settings.stop, line.settings.grammar
+        return replace(
+            request,
+            prompt=line.tokens(self._tokenizer),
+            seed=next_seed(request.seed, further),
+            stop=self._stop(stop) if stop else None,
+            banned_tokens=[*request.banned_tokens, *self._banned],
+            grammar=None if source is None else self._grammar(source),
+            id=line,
+        )
 
     def _grammar(self, source: GrammarSource) -> Grammar | ValueError:
         """One that cannot be had fails its line alone."""
@@ -96,7 +98,7 @@ def write_results(rows: Iterable[dict], results: Results, signals: Signals, show
     results.sync()
 
 
-def result_of(decoded: Decoded, tokenizer: PreTrainedTokenizerBase) -> dict:
+def result_of(decoded: SequenceState, tokenizer: PreTrainedTokenizerBase) -> dict:
     """The line of an output file. It depends on the prompt and its settings alone, not on when it ran or beside which
     others, so it has no forwards and times, which prompts share."""
     counts = {name: getattr(decoded.stats, name) for name in (*COUNTS, *COUNTS_BY_POSITION)}

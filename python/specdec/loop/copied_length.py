@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from itertools import takewhile
 
 from ..drafters.protocol import Copies
-from .draft_length import MARGIN, AdaptiveDrafts, TimedK
+from .draft_length import MARGIN, AdaptiveDrafts, StepOutcome, TimedK
 from .step_times import GUESS_WEIGHT
 
 LONGEST = 20  # matching tokens; more are like these
@@ -35,11 +35,11 @@ class Chances:
 
     def learn(self, matched: int, copied: Sequence[int], emitted: Sequence[int]) -> None:
         """Records what a text emitted where it was expected to emit ``copied``."""
-        for n, (own, token) in enumerate(zip(copied, emitted, strict=False), matched):
+        for n, (guess, token) in enumerate(zip(copied, emitted, strict=False), matched):
             n = min(n, LONGEST)
             self._tested[n] = MEMORY * self._tested[n] + 1
-            self._right[n] = MEMORY * self._right[n] + (own == token)
-            if own != token:
+            self._right[n] = MEMORY * self._right[n] + (guess == token)
+            if guess != token:
                 return
 
 
@@ -64,19 +64,13 @@ class CopiedK(TimedK):
     def choose(self, rows: int, live: int, caps: Sequence[int]) -> int:
         return self.most
 
-    def took(self, rows: int, num_drafts: int, width: int, seconds: float) -> None:
-        super().took(rows, width, width, seconds)
-
-    def learn(self, matched: int, copied: Sequence[int], emitted: Sequence[int]) -> None:
-        self.chances.learn(matched, copied, emitted)
+    def observe(self, step: StepOutcome) -> None:
+        for row in step.results:
+            if row.copy is not None:
+                self.chances.learn(*row.copy)
+        super().observe(step._replace(num_drafts=step.width))
 
     def cut(self, rows: int, live: int, copies: Copies) -> int:
-        """Returns how many drafts of the row with the most are verified.
-
-        Args:
-            rows: that the step has; ``live`` of them have a sequence.
-            copies: what was found in each row.
-        """
         longest = max(map(len, copies.tokens))
         widths = [*takewhile(lambda k: k <= longest, self.widths)]
         best = self._best(rows, live, copies, widths)
@@ -90,10 +84,11 @@ class CopiedK(TimedK):
     def _best(self, rows: int, live: int, copies: Copies, widths: Sequence[int]) -> int:
         times = self._of(rows)
         best, rate, expected = 0, MARGIN * live / times.of(0), float(live)
-        found = [(matched, len(own)) for matched, own in zip(copies.matched, copies.tokens, strict=True) if own]
-        reached = [1.0] * len(found)
+        by_row = zip(copies.matched, copies.tokens, strict=True)
+        of_rows = [(matched, len(tokens)) for matched, tokens in by_row if tokens]
+        reached = [1.0] * len(of_rows)
         for k in range(1, widths[-1] + 1):
-            for i, (matched, count) in enumerate(found):
+            for i, (matched, count) in enumerate(of_rows):
                 reached[i] *= self.chances.of(matched + k - 1) if k <= count else 0.0
             expected += sum(reached)
             if k in widths and expected / times.of(k) > rate:

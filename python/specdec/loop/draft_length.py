@@ -9,6 +9,7 @@ chosen. It is 0 where no draft pays; drafts are then tried again now and then, w
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -79,6 +80,14 @@ def most_drafts(num_drafts: int | AdaptiveDrafts) -> int:
     return num_drafts.max_drafts if isinstance(num_drafts, AdaptiveDrafts) else num_drafts
 
 
+class CopyResult(NamedTuple):
+    """What was copied for a row, and what its text then was."""
+
+    matched: int  # tokens before the copied ones that match, as in ``Copies``
+    copied: Sequence[int]  # verified or not
+    emitted: Sequence[int]
+
+
 class RowResult(NamedTuple):
     """What a step did for a row with a sequence."""
 
@@ -86,10 +95,23 @@ class RowResult(NamedTuple):
     accepted: int
     emitted: int
     ended: bool  # the sequence ended in this step, so its drafts after that say nothing
+    copy: CopyResult | None = None  # None: its drafter does not copy
 
 
-class FixedK:
-    """The same K in every step.
+class StepOutcome(NamedTuple):
+    """What a step took, and what it did for the rows with a sequence."""
+
+    rows: int  # that the step had
+    num_drafts: int  # that it was asked for
+    width: int  # the most that were found in a row, so that no more were verified
+    results: Sequence[RowResult]
+    seconds: float | None = None  # None: it was not timed, or took longer than the next one like it will
+    # Seconds before the step in which the drafter read prompts, or what it had missed in steps without drafts.
+    catching_up: float | None = None  # None: there was nothing to read
+
+
+class DraftLength(ABC):
+    """Chooses K. One object serves all batches of a decoder.
 
     Attributes:
         most: the largest K.
@@ -99,39 +121,55 @@ class FixedK:
 
     adapts = False
 
-    def __init__(self, num_drafts: int):
-        self.most = self.fixed = num_drafts
+    def __init__(self, most: int, fixed: int):
+        self.most, self.fixed = most, fixed
 
+    @abstractmethod
     def chooses(self, text_depends: bool) -> bool:
         """Whether ``choose`` is asked for K, in a step in which a row's text depends on K or not; else it is
         ``fixed``."""
+
+    @abstractmethod
+    def choose(self, rows: int, live: int, caps: Sequence[int]) -> int:
+        """Returns K of the next step.
+
+        Args:
+            rows: that the step has; ``live`` of them have a sequence.
+            caps: the most that each row that drafts may draft.
+        """
+
+    def cut(self, rows: int, live: int, copies: Copies) -> int | None:
+        """Returns how many drafts of the row with the most are verified; None: all of them.
+
+        Args:
+            rows: that the step has; ``live`` of them have a sequence.
+            copies: what was found in each row.
+        """
+        return None
+
+    def observe(self, step: StepOutcome) -> None:  # noqa: B027  # most learn nothing
+        """Learns from a step. Steps come in their order."""
+
+    def costs(self, rows: int) -> list[float] | None:
+        """Returns T(0), T(1), ... in units of T(0), rounded to hundredths; None if they are not known."""
+        return None
+
+
+class FixedK(DraftLength):
+    """The same K in every step."""
+
+    def __init__(self, num_drafts: int):
+        super().__init__(num_drafts, num_drafts)
+
+    def chooses(self, text_depends: bool) -> bool:
         return False
 
     def choose(self, rows: int, live: int, caps: Sequence[int]) -> int:
         return self.fixed
 
-    def took(self, rows: int, num_drafts: int, width: int, seconds: float) -> None:
-        pass
 
-    def cut(self, rows: int, live: int, copies: Copies) -> int | None:
-        """Returns how many copied drafts a step verifies, after they were found; None: all."""
-        return None
-
-    def learn(self, matched: int, copied: Sequence[int], emitted: Sequence[int]) -> None:
-        pass
-
-    def caught_up(self, seconds: float) -> None:
-        pass
-
-    def record(self, rows: int, num_drafts: int, width: int, results: Sequence[RowResult]) -> None:
-        pass
-
-    def costs(self, rows: int) -> list[float] | None:
-        return None
-
-
-class TimedK(FixedK):
-    """Chooses K by the times of steps. One object serves all batches of a decoder.
+class TimedK(DraftLength):
+    """Chooses K by the times of steps.
 
     Args:
         few: only 0, 1, 2, 4, ... are chosen, as each K takes a CUDA graph, or a recording.
@@ -140,8 +178,7 @@ class TimedK(FixedK):
     adapts = True
 
     def __init__(self, drafts: AdaptiveDrafts, few: bool):
-        super().__init__(min(drafts.fixed, drafts.max_drafts))
-        self.most = drafts.max_drafts
+        super().__init__(drafts.max_drafts, min(drafts.fixed, drafts.max_drafts))
         powers = {1 << i for i in range(self.most.bit_length())}
         self.widths = sorted({0, self.fixed, self.most, *powers} if few else range(self.most + 1))
         self._given = drafts.costs
@@ -160,12 +197,11 @@ class TimedK(FixedK):
         near = [n for n, times in self._times.items() if times.is_known]
         return self._times[min(near, key=lambda n: abs(math.log(n / rows)))].of if near else None
 
-    def took(self, rows: int, num_drafts: int, width: int, seconds: float) -> None:
-        """Records the time of a step that was asked for ``num_drafts`` and verified ``width``."""
-        self._of(rows).took(num_drafts, width, seconds)
+    def observe(self, step: StepOutcome) -> None:
+        if step.seconds is not None:
+            self._of(step.rows).took(step.num_drafts, step.width, step.seconds)
 
     def costs(self, rows: int) -> list[float] | None:
-        """Returns T(0), T(1), ... in units of T(0), rounded to hundredths; None if they are not known yet."""
         if self._given is not None:
             return list(self._given)
         times = self._times.get(rows)
@@ -187,12 +223,6 @@ class AdaptiveK(TimedK):
         self._reading = 0.0  # seconds a step in which the drafter reads prompts
 
     def choose(self, rows: int, live: int, caps: Sequence[int]) -> int:
-        """Returns K of the next step.
-
-        Args:
-            rows: that the step has; ``live`` of them have a sequence.
-            caps: the most that each row that drafts may draft.
-        """
         times = self._of(rows)
         if (missing := times.missing(max(caps))) is not None:
             # Where drafts do not seem to pay, to time them more often would only lose.
@@ -233,8 +263,8 @@ class AdaptiveK(TimedK):
         for k, acceptance in enumerate(self.acceptance()[: max(caps)], 1):
             chance *= acceptance
             reached += chance * sum(cap >= k for cap in caps)
-            if k in times.widths and (found := (live + reached) / (seconds[k] + reading)) > rate:
-                best, rate = k, found
+            if k in times.widths and (speed := (live + reached) / (seconds[k] + reading)) > rate:
+                best, rate = k, speed
         return best
 
     def acceptance(self) -> list[float]:
@@ -242,31 +272,34 @@ class AdaptiveK(TimedK):
         that was never tested is expected to be like the one before."""
         return by_position(self._tested, self._accepted, GUESS)
 
-    def caught_up(self, seconds: float) -> None:
-        """Records the time in which the drafter read prompts, or what it had missed in steps without drafts."""
+    def observe(self, step: StepOutcome) -> None:
+        if step.catching_up is not None:
+            self._count_catching_up(step.catching_up)
+        super().observe(step)
+        self._reading *= DECAY
+        if step.num_drafts > 0:
+            self._count_drafts(step)
+
+    def _count_catching_up(self, seconds: float) -> None:
         if self._resumed is None:
             self._reading += (1 - DECAY) * seconds
         elif self._given is None:
             self._balance -= seconds / self._resumed.of(0)
         self._resumed = None
 
-    def record(self, rows: int, num_drafts: int, width: int, results: Sequence[RowResult]) -> None:
-        """Records what the rows of a step did that was asked for ``num_drafts`` and verified ``width``."""
-        self._reading *= DECAY
-        if num_drafts == 0:
-            return
+    def _count_drafts(self, step: StepOutcome) -> None:
         passed, failed = [0] * (self.most + 1), [0] * (self.most + 1)
-        for asked, accepted, _, ended in results:
-            if asked > 0 and not ended:
-                passed[accepted] += 1
+        for row in step.results:
+            if row.asked > 0 and not row.ended:
+                passed[row.accepted] += 1
                 # A draft that the drafter did not find counts as rejected: asking for it was in vain.
-                failed[accepted] += accepted < asked
+                failed[row.accepted] += row.accepted < row.asked
         reached = [*accumulate(reversed(passed))][::-1]  # how many rows had at least so many drafts accepted
         self._accepted = [DECAY * n + more for n, more in zip(self._accepted, reached[1:], strict=True)]
         news = zip(self._tested, reached[1:], failed, strict=False)
         self._tested = [DECAY * n + more + rejected for n, more, rejected in news]
-        times = self._of(rows)
-        times.found(num_drafts, width)
-        if results and times.missing(num_drafts, SEEN) is None:
-            emitted = sum(r.emitted for r in results) / len(results)
-            self._balance += emitted - (times.of(width) + self._reading) / times.of(0)
+        times = self._of(step.rows)
+        times.found(step.num_drafts, step.width)
+        if step.results and times.missing(step.num_drafts, SEEN) is None:
+            emitted = sum(row.emitted for row in step.results) / len(step.results)
+            self._balance += emitted - (times.of(step.width) + self._reading) / times.of(0)

@@ -37,15 +37,15 @@ def score(logits: torch.Tensor, tokens: torch.Tensor, top: int) -> torch.Tensor:
         decoding.
     """
     parts = zip(logits.split(_ROWS), tokens.split(_ROWS), strict=True)
-    return torch.cat([_score(rows, own, min(top, logits.shape[1])) for rows, own in parts])
+    return torch.cat([_score(rows, of_rows, min(top, logits.shape[1])) for rows, of_rows in parts])
 
 
 def _score(logits: torch.Tensor, tokens: torch.Tensor, top: int) -> torch.Tensor:
     logits = logits if logits.dtype == torch.float64 else logits.float()
     size, index = logits.shape[1], torch.arange(logits.shape[1], device=logits.device)
-    normaliser, own = logits.logsumexp(-1, keepdim=True), logits.gather(1, tokens[:, None])
-    before = (logits > own) | ((logits == own) & (index < tokens[:, None]))
-    columns = [own - normaliser, 1 + before.sum(-1, keepdim=True)]
+    normaliser, scored = logits.logsumexp(-1, keepdim=True), logits.gather(1, tokens[:, None])
+    before = (logits > scored) | ((logits == scored) & (index < tokens[:, None]))
+    columns = [scored - normaliser, 1 + before.sum(-1, keepdim=True)]
     if top:
         # topk takes any of the tokens that are equal to the last one; the lowest ids among them are the ones to take.
         last = logits.topk(top).values[:, -1:]
@@ -59,9 +59,9 @@ def _score(logits: torch.Tensor, tokens: torch.Tensor, top: int) -> torch.Tensor
 
 def read_scores(scores: torch.Tensor, top: int) -> list[TokenLogProb]:
     """Returns what ``score`` found, with the ``top`` most likely of the tokens that it found. Waits for the device."""
-    scores, found = scores.cpu(), (scores.shape[1] - 2) // 2
+    scores, count = scores.cpu(), (scores.shape[1] - 2) // 2
     log_probs, ranks = scores[:, 0].tolist(), scores[:, 1].long().tolist()
-    ids, values = scores[:, 2 : 2 + found].long().tolist(), scores[:, 2 + found :].tolist()
+    ids, values = scores[:, 2 : 2 + count].long().tolist(), scores[:, 2 + count :].tolist()
     likely = [
         [(token, value) for token, value in zip(row_ids[:top], row, strict=False) if value > -torch.inf]
         for row_ids, row in zip(ids, values, strict=True)
@@ -72,8 +72,8 @@ def read_scores(scores: torch.Tensor, top: int) -> list[TokenLogProb]:
 def ranked(logits: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor, top: int) -> torch.Tensor:
     """Returns the scores [m, D + 1, w] of the emitted ``tokens`` [n, D + 1] of some ``rows`` [m] under ``logits``
     [n, D + 1, V]."""
-    own, emitted = logits.index_select(0, rows).flatten(0, 1), tokens.index_select(0, rows).clamp(min=0)
-    return score(own, emitted.flatten(), top).view(*emitted.shape, -1)
+    decided, emitted = logits.index_select(0, rows).flatten(0, 1), tokens.index_select(0, rows).clamp(min=0)
+    return score(decided, emitted.flatten(), top).view(*emitted.shape, -1)
 
 
 def on_path(rows: torch.Tensor, path: torch.Tensor) -> torch.Tensor:
@@ -102,10 +102,10 @@ def log_probs_of_path(
     """
     tokens = tokens.clamp(min=0)
     raw = score(logits.flatten(0, 1), tokens.flatten(), 0)[:, 0].view(tokens.shape)
-    index, found = tokens[:, :, None], []
+    index, drawn = tokens[:, :, None], []
     alone = torch.full_like(processed, -torch.inf).scatter(2, index, processed.gather(2, index))
     for depth in range(tokens.shape[1]):
-        whole, own = (
+        all_tokens, one_token = (
             draft_step(
                 each[:, depth],
                 step.sampling,
@@ -117,5 +117,5 @@ def log_probs_of_path(
             )
             for each in (processed, alone)
         )
-        found.append(own.lse - whole.lse)
-    return torch.stack(found, 1), raw
+        drawn.append(one_token.lse - all_tokens.lse)
+    return torch.stack(drawn, 1), raw

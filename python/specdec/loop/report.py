@@ -105,22 +105,22 @@ class PendingReport:
             self._event.synchronize()
         integers, log_probs = self._copies
         assert integers is not None
-        (drafts, logits, out, *_), found = self.result, []
+        (drafts, logits, out, *_), reports = self.result, []
         width, columns = out.tokens.shape[1], drafts.tokens.shape[1]
         for i, (nodes, drafted, tested, emitted, accepted, status, *numbers) in enumerate(integers.tolist()):
-            own, statuses = None, numbers[width:]
+            chain, statuses = None, numbers[width:]
             if drafts.parents is None:
                 allowed = min(nodes, columns)
                 # An id outside the vocabulary ends the drafts.
-                own = list(takewhile(lambda token: 0 <= token < logits.shape[2], statuses[:allowed]))
+                chain = list(takewhile(lambda token: 0 <= token < logits.shape[2], statuses[:allowed]))
                 statuses = statuses[columns : columns + allowed]
-                nodes = drafted = len(own)
+                nodes = drafted = len(chain)
                 tested = min(accepted + 1, drafted)
             for draft_status in statuses:
                 status |= draft_status
             of_row = None if log_probs is None else log_probs[i]
-            found.append(RowReport(numbers[:emitted], nodes, drafted, tested, accepted, status, own, of_row))
-        return found
+            reports.append(RowReport(numbers[:emitted], nodes, drafted, tested, accepted, status, chain, of_row))
+        return reports
 
 
 def _copy_to_host(tensor: torch.Tensor) -> torch.Tensor:

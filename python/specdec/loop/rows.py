@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from specdec_kernels import SamplingParams, SamplingTensors, SpeculativeStep, Status, TokenTable, TreeStep
 
-from ..drafters.protocol import Step
-from .sequence import PARAMETERS, Sequence
+from ..drafters.protocol import HostStep, Step
+from .sequence import PARAMETERS, SequenceState
 
 _TARGET_FAULTS = int(Status.TARGET_FAULTS)
 PATIENCE = 8  # steps for which fewer rows must suffice before steps have fewer, as each number has costs of its own
@@ -52,10 +50,10 @@ class Rows:
         parts = torch.tensor(off, device=device).repeat(size, 1).split((1, 3, 3), 1)
         self._numbers = [part.contiguous() for part in parts]  # temperature, filters and penalties
         self._off = dict(zip(PARAMETERS, off, strict=True))
-        self._sequences: dict[int, Sequence] = {}  # of occupied rows
+        self._sequences: dict[int, SequenceState] = {}  # of occupied rows
         self.columns = torch.arange(max(most_drafts, nodes) + 1, device=device)
         self._places, self._two = (torch.arange(*ends, device=device) for ends in ((-2, most_drafts), (2,)))
-        self._edited: dict[int, Sequence | None] = {}
+        self._edited: dict[int, SequenceState | None] = {}
         self._wanted, self._ranked = [0] * size, [0] * size
         self.use(size)
 
@@ -73,11 +71,11 @@ class Rows:
         return not any(sequence.params["temperature"] for sequence in self._sequences.values())
 
     @property
-    def signature(self) -> tuple:
-        """What a captured step fixes: the number of rows, which parameters are used, and ``greedy``."""
-        return self.count, *(part is None for part in self.sampling[:3]), self.greedy
+    def key(self) -> tuple:
+        """What a captured step fixes of the rows: their number, and which parameters are used."""
+        return self.count, *(part is None for part in self.sampling[:3])
 
-    def set(self, row: int, sequence: Sequence) -> None:
+    def set(self, row: int, sequence: SequenceState) -> None:
         self._edited[row] = self._sequences[row] = sequence
 
     def clear(self, row: int) -> None:
@@ -136,23 +134,32 @@ class Rows:
             penalties if used(SamplingParams.PENALTIES) else None,
         )
 
-    def place(self, table: TokenTable | None, **known: Any) -> Step:
+    def place(self, host: HostStep, table: TokenTable | None) -> Step:
         """Returns the step with the positions and slots of its tokens. A sequence drafts at most ``room - 1`` tokens,
         since a step adds one recovered or bonus token to them. Tokens that do not count get position 0 and the trash
         slot.
 
         Args:
             table: biases, bans and penalties of tokens; None: there are none.
-            known: the fields of ``Step`` that the host knows.
         """
-        columns = self._places[: known["num_drafts"] + 2]
+        columns = self._places[: host.num_drafts + 2]
         live = self.room > 0
-        allowed = torch.minimum(self.wanted, self.room - 1).clamp_(0, known["num_drafts"])
+        allowed = torch.minimum(self.wanted, self.room - 1).clamp_(0, host.num_drafts)
         places = self.known[:, None] + columns
         counts = (columns < allowed[:, None]) & (places >= 0) & live[:, None]
         return Step(
-            **known,
-            greedy=self.greedy,
+            index=host.index,
+            num_drafts=host.num_drafts,
+            visible=host.visible,
+            allowed=host.allowed,
+            texts=host.texts,
+            seen=host.seen,
+            greedy=host.greedy,
+            fixed_shape=host.fixed_shape,
+            log_probs=host.log_probs,
+            num_ranked=host.num_ranked,
+            top=host.top,
+            cut=host.cut,
             lengths=places[:, 1].clamp(0),
             position=self.known,
             last_two=self.last_two,

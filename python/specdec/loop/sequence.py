@@ -1,11 +1,10 @@
-"""One sequence: what was asked of it, its state while it is decoded, and what a step emits."""
+"""One sequence: its state while it is decoded, and what a step emits."""
 
 from __future__ import annotations
 
-from collections import abc
-from collections.abc import Hashable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from transformers import LogitsProcessorList
@@ -14,19 +13,15 @@ from specdec_kernels import SamplingParams, Status
 
 from ..checks import read_as, read_count, refuse
 from ..models.forward.cached_model import CachedModel
-from ..prompts import read_eos, read_prompts, read_seeds
+from ..prompts import read_eos, read_prompts
 from ..result import FinishReason, Producer, TokenLogProb, error_text
 from ..sampling.grammar import Grammar
 from ..sampling.params import Bias, read_bias
 from ..sampling.processors import read_processors
 from ..stats import Stats
-from .log_probs import check_log_probs, read_scores, score
+from .log_probs import read_scores, score
 from .report import RowReport
-
-if TYPE_CHECKING:
-    from transformers import LogitsProcessor
-
-    from ..stopping import StoppingCriteria
+from .request import Request
 
 PARAMETERS = ("temperature", *SamplingParams.FILTERS, *SamplingParams.PENALTIES)
 # Plain integers, because arithmetic on flags is slow.
@@ -34,75 +29,11 @@ _TARGET_FAULTS = int(Status.TARGET_FAULTS)
 _DRAFT_FAULTS = int(Status.DRAFT_NAN | Status.DRAFT_POSITIVE_INFINITY)
 
 
-@dataclass(frozen=True)
-class Request:
-    """What is asked of one sequence. Its fields mean the same as the arguments of ``SpeculativeDecoder.generate``.
-
-    Args:
-        prompt: at least one token id.
-        params: with numbers, not tensors; None: greedy.
-        seed: a signed 64-bit integer. The text depends on seed, prompt and settings, but not on the time, the row or
-            the other requests of the batch.
-        eos_token_id: one id, up to 8 ids (or as many as the target's configuration has), or [] for none; None takes
-            those of the target's configuration.
-        stop: must not be shared with other requests, unless it keeps no state.
-        processor_prompt: the prompt as processors and penalties see it; None: as it is.
-        id: any object of the caller's.
-        num_drafts: the most tokens that a step drafts for this request, from 0 (it is decoded plainly) to the
-            scheduler's largest K; with a tree, the most nodes of its paths. None: that K. Greedy texts and those of
-            ``coupled`` do not depend on it. Sampled texts of ``token`` and ``block`` are other draws from the same
-            distribution.
-        report_drafts: whether each ``Output`` says what its step drafted for this request. Not of trees.
-        prediction: token ids that the output is likely to have (OpenAI's Predicted Outputs), for a decoder whose
-            drafter is a :class:`~specdec.drafters.predicted.PredictedDrafter`. It changes a text as little as other
-            drafts do.
-        owner: whose earlier texts may serve this request, and whom this one may serve later: the memory of a
-            ``SuffixDrafter`` with ``SuffixMemories``. Any hashable value; None: nobody's, and no memory is used.
-        scope: whose prompts a scheduler's ``prefix_reuse`` may take beginnings from: those with an equal value. A hit
-            can be told by the time to the first token, so what must not know of each other needs different ones.
-        grammar: what the text has to be, from its first token on (``SpeculativeDecoder.grammar_compiler``). Not
-            together with ``min_new_tokens``, and not of trees. Each token is drawn from the target's distribution over
-            those that the grammar allows. The error that there was instead of a grammar makes the request one that is
-            refused, as others are that are not right.
-
-    Example:
-        >>> from specdec import Request, SamplingParams, Scheduler, SpeculativeDecoder, load_embedded_pair
-        >>> target, draft, tokenizer = load_embedded_pair()
-        >>> prompt = tokenizer("import os").input_ids
-        >>> request = Request(prompt, max_new_tokens=8, params=SamplingParams(temperature=0.8), seed=1, id="mine")
-        >>> (sequence,) = Scheduler(SpeculativeDecoder(target, draft), rows=1).run([request])
-        >>> sequence.request.id, len(sequence.tokens), str(sequence.finish_reason)
-        ('mine', 8, 'length')
-    """
-
-    prompt: abc.Sequence[int]
-    max_new_tokens: int = 128
-    params: SamplingParams | None = None
-    seed: int = 0
-    eos_token_id: int | abc.Sequence[int] | None = None
-    stop: StoppingCriteria | None = None
-    logit_bias: Mapping[int, float] | None = None
-    banned_tokens: abc.Sequence[int] = ()
-    min_new_tokens: int = 0
-    logits_processor: abc.Sequence[LogitsProcessor] | None = None
-    processor_prompt: abc.Sequence[int] | None = None
-    id: object = None
-    log_probs: bool = False
-    top_log_probs: int | None = None
-    prompt_log_probs: int | None = None
-    num_drafts: int | None = None
-    report_drafts: bool = False
-    prediction: abc.Sequence[int] | None = None
-    owner: Hashable = None
-    scope: Hashable = None
-    grammar: Grammar | ValueError | None = None
-
-
 class Output(NamedTuple):
     """What one step emitted for one sequence. The last one of a sequence has its finish reason, and may be without
-    tokens. The log-probabilities are those of ``Sequence``, of these tokens; None: not requested."""
+    tokens. The log-probabilities are those of ``SequenceState``, of these tokens; None: not requested."""
 
-    sequence: Sequence
+    sequence: SequenceState
     tokens: list[int]
     produced_by: list[Producer]
     log_probs: list[float] | None = None
@@ -115,12 +46,12 @@ class Output(NamedTuple):
 
     @property
     def number(self) -> int:
-        """``Sequence.number``."""
+        """``SequenceState.number``."""
         return self.sequence.number
 
 
 @dataclass(eq=False)
-class Sequence:
+class SequenceState:
     """The state of one sequence. Once it has a finish reason, it is the result of its request.
 
     Attributes:
@@ -132,6 +63,7 @@ class Sequence:
         log_probs, raw_log_probs, top_log_probs: as in ``GenerationResult``; None: not requested.
         status: Status.OK, or what went wrong with the sequence's logits.
         exception: what ended it, if an exception did.
+        begun: whether its prompt is stored, and it takes part in steps.
         stored: tokens of the prompt that the target's cache holds, while the prompt is read.
         reused: how many of these were not read, as an earlier text began with them; None: this was not looked for.
         may_draft: False: its request asks for no drafts, or its drafter has failed.
@@ -157,6 +89,7 @@ class Sequence:
     status: Status = Status.OK
     finish_reason: FinishReason | None = None
     exception: BaseException | None = None
+    begun: bool = False
     stored: int = 0
     reused: int | None = None
     may_draft: bool = True
@@ -164,8 +97,8 @@ class Sequence:
     _prompt_scores: dict[int, torch.Tensor] = field(default_factory=dict)  # by the first token's position
 
     @classmethod
-    def of(cls, number: int, request: Request, target: CachedModel, most_drafts: int) -> Sequence:
-        """Reads a request: every argument of one sequence is checked here, once.
+    def of(cls, number: int, request: Request, target: CachedModel, most_drafts: int) -> SequenceState:
+        """Reads a request: every argument of one sequence is checked here, once, or by ``Request.check``.
 
         Args:
             most_drafts: the largest K.
@@ -177,25 +110,12 @@ class Sequence:
             refuse("request", type(request).__name__, "a Request")
         r, vocab_size = request, target.vocab_size
         text = read_ids("prompt", r.prompt, vocab_size)
-        read_count("max_new_tokens", r.max_new_tokens)
-        if read_count("min_new_tokens", r.min_new_tokens) > r.max_new_tokens:
-            refuse("min_new_tokens", r.min_new_tokens, f"an integer from 0 to max_new_tokens = {r.max_new_tokens}")
-        if r.stop is not None and not callable(getattr(r.stop, "first_end", None)):
-            refuse("stop", type(r.stop).__name__, "StoppingCriteria, such as StopStrings")
-        check_log_probs(r.log_probs, r.top_log_probs, r.prompt_log_probs)
-        if not isinstance(r.report_drafts, bool):
-            refuse("report_drafts", repr(r.report_drafts), "True or False")
+        r.check(None, r.grammar is not None)  # ids of biases are read below
         if r.num_drafts is not None and read_count("num_drafts", r.num_drafts) > most_drafts:
             refuse("num_drafts", r.num_drafts, f"None, or 0 to {most_drafts}")
-        for name, value in (("owner", r.owner), ("scope", r.scope)):
-            try:
-                hash(value)
-            except TypeError:
-                refuse(name, f"a {type(value).__name__}", "None, or a hashable value")
-        read_seeds(r.seed, 1, torch.device("cpu"))
         eos = frozenset(i for i in read_eos(r.eos_token_id, target.model) if 0 <= i < vocab_size)
         if r.grammar is not None:
-            _check_grammar(r.grammar, eos, r.min_new_tokens, vocab_size)
+            _check_grammar(r.grammar, eos, vocab_size)
         wanted = r.log_probs or r.top_log_probs is not None
         seen = text if r.processor_prompt is None else read_ids("processor_prompts", r.processor_prompt, vocab_size)
         return cls(
@@ -216,7 +136,7 @@ class Sequence:
         )
 
     @classmethod
-    def refused(cls, request: Request, error: Exception) -> Sequence:
+    def refused(cls, request: Request, error: Exception) -> SequenceState:
         """Returns the result of a request that ``of`` refused."""
         return cls(-1, request, [], [], finish_reason=FinishReason.FAILED, exception=error)
 
@@ -350,14 +270,19 @@ class Sequence:
         return int(self.status) & _DRAFT_FAULTS != 0
 
 
+def decoding(sequences: Iterable[SequenceState | None]) -> dict[int, SequenceState]:
+    """Returns those of a batch's sequences, by row, that take part in its steps."""
+    return {row: s for row, s in enumerate(sequences) if s is not None and s.live and s.begun}
+
+
 def read_ids(name: str, ids: object, vocab_size: int) -> list[int]:
     """Returns token ids as a list. Raises ValueError naming ``name``."""
-    if not isinstance(ids, (abc.Sequence, torch.Tensor)):
+    if not isinstance(ids, (Sequence, torch.Tensor)):
         refuse(name, type(ids).__name__, "a list of token ids")
     return list(read_as(name, read_prompts, [ids], None, vocab_size)[0])
 
 
-def _check_grammar(grammar: Grammar | ValueError, eos: frozenset[int], min_new_tokens: int, vocab_size: int) -> None:
+def _check_grammar(grammar: Grammar | ValueError, eos: frozenset[int], vocab_size: int) -> None:
     if isinstance(grammar, ValueError):
         raise grammar
     if not isinstance(grammar, Grammar):
@@ -366,8 +291,6 @@ def _check_grammar(grammar: Grammar | ValueError, eos: frozenset[int], min_new_t
         refuse("grammar", f"one for a vocabulary of {grammar.vocab_size} tokens", f"one for {vocab_size}")
     if not grammar.eos <= eos:
         refuse("eos_token_id", f"{sorted(eos)} with a grammar", f"ids among which are {sorted(grammar.eos)}")
-    if min_new_tokens:
-        refuse("min_new_tokens", f"{min_new_tokens} with a grammar", "0: the grammar says where a text may end")
 
 
 def _read_params(params: SamplingParams | None) -> dict[str, float]:

@@ -34,7 +34,7 @@ from ..models.forward.cached_model import CachedModel
 from .log_probs import log_probs_of_path, on_path, ranked
 from .report import StepResult, pack
 from .rows import Rows
-from .sequence import Sequence
+from .sequence import SequenceState
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class AcceptRule:
     exact: ClassVar[bool] = True
     trees_only: ClassVar[bool] = False
 
-    def check(self, sequence: Sequence) -> None:
+    def check(self, sequence: SequenceState) -> None:
         """Raises ValueError for a sequence with settings that the rule does not know."""
 
     def verify(
@@ -108,7 +108,7 @@ class AcceptRule:
 
 
 @dataclass
-class SpeculativeLoop:
+class StepRunner:
     """Runs the steps of a batch.
 
     Attributes:
@@ -121,8 +121,12 @@ class SpeculativeLoop:
     rows: Rows
     rule: AcceptRule
 
-    def step(self, step: Step) -> StepResult:
-        """Drafts, verifies, and advances every row by its emitted tokens."""
+    def run(self, step: Step) -> StepResult:
+        """Drafts, verifies, and advances every row by its emitted tokens.
+
+        Verification is where drafts are checked. Until then nothing of the rows has changed, so if it refuses them,
+        their drafter is dropped, and the step runs again without it.
+        """
         state, lap = self.state, self.state.timer.lap
         drafts = self.propose(step)
         lap("loop")
@@ -137,7 +141,12 @@ class SpeculativeLoop:
         if state.processors and counts is not None:
             processed = state.processors(logits, step.seen, counts, drafts.tokens, drafts.parents)
         masks = None if sent is None else state.grammars.after(sent)
-        out = self.rule.verify(step, processed, drafts, tree, counts, state.backend, masks)
+        try:
+            out = self.rule.verify(step, processed, drafts, tree, counts, state.backend, masks)
+        except ValueError as error:
+            if drafts.tokens.shape[1] == 0 or self.session is None or not self.session.refused(error):
+                raise
+            return self.run(step)
         if isinstance(out, TreeStep):
             state.target_cache.compact(out.path)
             if self.session is not None:
@@ -151,11 +160,10 @@ class SpeculativeLoop:
     def propose(self, step: Step) -> Drafts:
         """Returns the step's drafts, with the q that they were drawn from."""
         drafts = self.session.propose(step) if step.num_drafts and self.session is not None else None
-        drafts = drafts or Drafts.none(step)
-        columns = step.num_drafts if drafts.parents is None else self.state.nodes
-        if drafts.copies is not None and (count := step.cut(drafts.copies)) is not None:
-            columns, drafts = count, drafts.first(count)
-        return drafts.widened(columns) if step.fixed_shape else drafts
+        if drafts is None:
+            drafts = Drafts.none(step)
+            return drafts.widened(step.num_drafts) if step.fixed_shape else drafts
+        return drafts
 
     def counts(self, step: Step, drafts: Drafts, tree: Tree | None) -> torch.Tensor:
         """Returns [n, k] bool, the drafts that count: a row may have so many of them, and an id outside the vocabulary
@@ -191,11 +199,11 @@ class SpeculativeLoop:
         else:
             assert out.log_probs is not None and out.raw_log_probs is not None
             drawn, raw = out.log_probs, out.raw_log_probs
-        found = torch.stack((drawn, raw), -1).double()
+        values = torch.stack((drawn, raw), -1).double()
         if step.num_ranked == 0:
-            return found
+            return values
         rows = self.rows.ranked[: step.num_ranked]
         scores = ranked(logits, out.tokens, rows, step.top)
         # ``raw`` is of the logits that the kernel was given, which are not the model's own if processors changed them.
-        found[:, :, 1].index_copy_(0, rows, scores[:, :, 0])
-        return torch.cat((found, found.new_zeros(*raw.shape, scores.shape[2]).index_copy_(0, rows, scores)), -1)
+        values[:, :, 1].index_copy_(0, rows, scores[:, :, 0])
+        return torch.cat((values, values.new_zeros(*raw.shape, scores.shape[2]).index_copy_(0, rows, scores)), -1)

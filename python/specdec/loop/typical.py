@@ -17,7 +17,7 @@ from specdec_kernels import Rule, SamplingParams, SpeculativeStep, Status, TreeS
 from ..checks import refuse
 from ..drafters.protocol import Drafts, Step
 from ..models.cache.tree import Tree
-from .sequence import Sequence
+from .sequence import SequenceState
 from .step import AcceptRule
 
 _DRAFT_TO_TARGET = int(Status.DRAFT_NAN) // int(Status.TARGET_NAN)  # the same faults, of a row of the other kind
@@ -51,7 +51,7 @@ class Typical(AcceptRule):
         if not 0 < self.delta < math.inf:
             refuse("delta", self.delta, "a finite number > 0")
 
-    def check(self, sequence: Sequence) -> None:
+    def check(self, sequence: SequenceState) -> None:
         penalised = any(sequence.params[name] != SamplingParams.neutral(name) for name in SamplingParams.PENALTIES)
         if penalised or sequence.bias or sequence.request.min_new_tokens:
             refuse("rule", "Typical with penalties, bias, bans or min_new_tokens", "none of these, or an exact rule")
@@ -96,11 +96,11 @@ class Typical(AcceptRule):
         threshold = self.threshold(log_p.exp())
 
         row = parents + 1
-        own = log_p.flatten(1).gather(1, row * vocabulary + nodes.clamp(0, vocabulary - 1))
-        likely = counts & (own.exp() > threshold.gather(1, row))
+        of_nodes = log_p.flatten(1).gather(1, row * vocabulary + nodes.clamp(0, vocabulary - 1))
+        likely = counts & (of_nodes.exp() > threshold.gather(1, row))
         above = tree.ancestors[:, 1:, 1:].expand(batch, -1, -1)
         accepted = ~(above & ~likely[:, None]).any(-1)
-        of_path = (above * own.masked_fill(~likely, 0.0)[:, None]).sum(-1)
+        of_path = (above * of_nodes.masked_fill(~likely, 0.0)[:, None]).sum(-1)
         # The depth, and of one depth the probability of the path.
         rank = torch.where(accepted, depths[:, 1:] + 0.5 * of_path.exp(), -1.0)
         best = torch.nn.functional.pad(rank, (1, 0)).argmax(1, keepdim=True)

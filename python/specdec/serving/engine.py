@@ -13,7 +13,8 @@ from typing import NamedTuple
 import torch
 
 from ..checks import refuse
-from ..loop.sequence import Output, Request, Sequence
+from ..loop.request import Request
+from ..loop.sequence import Output, SequenceState
 from ..result import error_text
 from .scheduler import Scheduler, Usage
 
@@ -23,7 +24,7 @@ class EngineStopped(RuntimeError):
 
 
 class _Stream(NamedTuple):
-    sequence: Sequence
+    sequence: SequenceState
     loop: asyncio.AbstractEventLoop
     outputs: asyncio.Queue[Output]  # those that the reader has not read yet; only its event loop uses it
 
@@ -66,7 +67,7 @@ class Engine:
             refuse("scheduler", "one with requests", "an idle one")
         self._scheduler, self._usage = scheduler, scheduler.usage
         self._changed = threading.Condition()  # guards all attributes below
-        self._submitted: deque[Sequence] = deque()  # that the thread has not taken yet
+        self._submitted: deque[SequenceState] = deque()  # that the thread has not taken yet
         self._cancelled: deque[tuple[int, Future[bool]]] = deque()  # their numbers, and whether they were cancelled
         self._open: dict[int, _Stream] = {}  # requests that have not ended
         self._unread: dict[int, _Stream] = {}  # requests without a reader
@@ -117,7 +118,7 @@ class Engine:
             del self._unread[number]
         return self._read(stream)
 
-    async def result(self, number: int) -> Sequence:
+    async def result(self, number: int) -> SequenceState:
         """Reads the request's stream to its end, and returns the sequence. If the waiting task is cancelled, so is the
         request.
 

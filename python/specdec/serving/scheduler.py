@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -12,7 +13,8 @@ from ..checks import read_count, refuse
 from ..decoder import SpeculativeDecoder
 from ..loop.batch import Batch
 from ..loop.prefixes import PrefixReuse
-from ..loop.sequence import Output, Request, Sequence
+from ..loop.request import Request
+from ..loop.sequence import Output, SequenceState
 from ..loop.step import AcceptRule
 from ..models.forward.cached_model import CachedModel
 from ..prompts import read_eos
@@ -115,11 +117,8 @@ class Scheduler:
         self.budget = decoder.plan_caches(rows, max_length, cache_tokens, cache_bytes)
         self.max_eos = max(MAX_EOS, len(read_eos(None, target.model)))
         self.rule = decoder.read_rule(rule)
-        config = decoder.batch_config(
-            self.budget.rows,
-            self.budget.capacity,
-            self.rule,
-            self.max_eos,
+        config = replace(
+            decoder.batch_config(self.budget.rows, self.budget.capacity, self.rule, self.max_eos),
             async_scheduling=async_scheduling,
             prefill_chunk=prefill_chunk,
             prefix_reuse=_read_reuse(prefix_reuse, target),
@@ -127,8 +126,8 @@ class Scheduler:
         with torch.inference_mode():
             self.batch = Batch(config)
         self._numbers = 0
-        self._waiting: deque[Sequence] = deque()
-        self._ended: deque[Sequence] = deque()  # that ``run`` has not yielded yet
+        self._waiting: deque[SequenceState] = deque()
+        self._ended: deque[SequenceState] = deque()  # that ``run`` has not yielded yet
         self._busy_rows = 0
         self._stepping = False
         self._to_cancel: list[int] = []  # requests cancelled by code that the current step calls
@@ -152,10 +151,11 @@ class Scheduler:
         if (waiting := len(self._waiting) + coming) >= self.max_waiting:
             raise QueueFull(f"{waiting} requests wait, allowed: {self.max_waiting}")
 
-    def read(self, request: Request) -> Sequence:
+    def read(self, request: Request) -> SequenceState:
         """Checks a request and numbers it: the first part of ``submit``. Uses no state that ``step`` changes, so it may
         run in another thread."""
-        sequence, longest = Sequence.of(self._numbers, request, self.target, self.decoder.most_drafts), self.max_length
+        sequence = SequenceState.of(self._numbers, request, self.target, self.decoder.most_drafts)
+        longest = self.max_length
         if sequence.slots > longest:
             given = f"{sequence.prompt_length} tokens with max_new_tokens={request.max_new_tokens}"
             refuse("prompt", given, f"{longest} tokens together")
@@ -174,7 +174,7 @@ class Scheduler:
         """The most tokens of prompt and output of one sequence."""
         return self.budget.max_length
 
-    def take(self, sequence: Sequence) -> None:
+    def take(self, sequence: SequenceState) -> None:
         """Puts a sequence into the queue: the second part of ``submit``."""
         if sequence.room == 0 and sequence.request.prompt_log_probs is None:
             self._finish(sequence, FinishReason.LENGTH)
@@ -185,7 +185,7 @@ class Scheduler:
         """Ends a request, whether it waits or has a row. Its last output comes with the next step. Returns False if the
         request has already ended or does not exist. A call from inside a step takes effect at the end of the step,
         unless the request has ended by then."""
-        sequences = (*self._waiting, *self.batch.rows)
+        sequences = (*self._waiting, *self.batch.sequences)
         sequence = next((s for s in sequences if s is not None and s.number == number), None)
         if sequence is None or not sequence.live:
             return False
@@ -197,26 +197,26 @@ class Scheduler:
             self._finish(sequence, FinishReason.CANCELLED)
         return True
 
-    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
+    def _finish(self, sequence: SequenceState, reason: FinishReason) -> None:
         sequence.finish_reason = reason
         self.batch.finish(sequence)
 
     @property
     def idle(self) -> bool:
         """Whether there is no request left to decode and no output left to return."""
-        return not (self._waiting or any(self.batch.rows) or self.batch.has_outputs)
+        return not (self._waiting or any(self.batch.sequences) or self.batch.has_outputs)
 
     @property
     def usage(self) -> Usage:
         """The current load."""
-        steps, rows = self.batch.steps, len(self.batch.rows)
+        steps, rows = self.batch.steps, len(self.batch.sequences)
         return Usage(
             rows=rows,
             live=self.batch.live,
             prefilling=self.batch.prefilling,
             waiting=len(self._waiting),
             cache_tokens=self.budget.tokens,
-            cache_tokens_used=sum(sequence.slots for sequence in self.batch.rows if sequence is not None),
+            cache_tokens_used=sum(sequence.slots for sequence in self.batch.sequences if sequence is not None),
             steps=steps,
             busy=self._busy_rows / (steps * rows) if steps else 0.0,
             num_drafts=self.batch.num_drafts,
@@ -234,14 +234,14 @@ class Scheduler:
         Each request has one ``Output`` with a finish reason, its last."""
         return self._step()
 
-    def run(self, requests: Iterable[Request]) -> Iterator[Sequence]:
+    def run(self, requests: Iterable[Request]) -> Iterator[SequenceState]:
         """Decodes all ``requests``, which are taken from the iterable as rows become free. Yields the sequences in the
         order in which they end; that of a refused request has number -1.
 
         An error of the iterable itself is raised at once. After it, or if the caller stops at any sequence, the
         requests already taken remain in the scheduler, and ``run(())`` yields theirs."""
         coming, more = iter(requests), True
-        ahead = min(2 * len(self.batch.rows) + 1, self.max_waiting)  # for many rows that become free at once
+        ahead = min(2 * len(self.batch.sequences) + 1, self.max_waiting)  # for many rows that become free at once
         while more or not self.idle or self._ended:
             while more and len(self._waiting) < ahead:
                 try:
@@ -252,7 +252,7 @@ class Scheduler:
                 try:
                     self.submit(request)
                 except ValueError as error:
-                    yield Sequence.refused(request, error)
+                    yield SequenceState.refused(request, error)
             self._ended += [output.sequence for output in self._step() if output.finish_reason is not None]
             while self._ended:
                 yield self._ended.popleft()
@@ -278,7 +278,7 @@ class Scheduler:
         """Reads about ``prefill_chunk`` tokens of prompts, in order. A request gets a row once those before it have
         been read, since it may begin as they do. A row has room for every request that was taken."""
         batch, read = self.batch, 0
-        while read < self.prefill_chunk and (batch.prefilling or self._waiting and None in batch.rows):
+        while read < self.prefill_chunk and (batch.prefilling or self._waiting and None in batch.sequences):
             if not batch.prefilling:
                 batch.admit(self._waiting.popleft())
             if batch.prefilling:
@@ -286,7 +286,7 @@ class Scheduler:
 
     def close(self) -> None:
         """Cancels all requests; their last outputs come with the next step."""
-        for sequence in [*self._waiting, *(s for s in self.batch.rows if s is not None)]:
+        for sequence in [*self._waiting, *(s for s in self.batch.sequences if s is not None)]:
             self.cancel(sequence.number)
 
 
@@ -295,6 +295,6 @@ def _read_reuse(given: str | None, target: CachedModel) -> PrefixReuse:
     if given is None:
         return PrefixReuse.OFF if target.recurrent else PrefixReuse.EXACT
     if given not in allowed:
-        told = f", for model type {target.config.model_type!r}, whose state cannot be cut" if target.recurrent else ""
-        refuse("prefix_reuse", repr(given), f"None, {', '.join(allowed)}{told}")
+        why = f", for model type {target.config.model_type!r}, whose state cannot be cut" if target.recurrent else ""
+        refuse("prefix_reuse", repr(given), f"None, {', '.join(allowed)}{why}")
     return PrefixReuse(given)

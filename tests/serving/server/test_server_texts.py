@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from specdec import FinishReason, Output, Request, Sequence
+from specdec import FinishReason, Output, Request, SequenceState
 from specdec.detokenize import Detokenizer
 from specdec.result import Producer
 from specdec.serving.server.decoded_text import DecodedText, Piece
@@ -26,7 +26,7 @@ class Engine:
         self.request, self.steps, self.counts = request, steps, iter(counts)
 
     async def arrivals(self, number: int):
-        sequence = Sequence(number, self.request, list(self.request.prompt), [])
+        sequence = SequenceState(number, self.request, list(self.request.prompt), [])
         sequence.text += itertools.chain(*self.steps)
         updates = [
             Output(sequence, step, [Producer.ACCEPTED] * (len(step) - 1) + [Producer.BONUS], drafts=step[:-1])

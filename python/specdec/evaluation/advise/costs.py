@@ -19,9 +19,9 @@ from specdec_kernels import Rule, SamplingParams
 from ...checks import read_count, refuse
 from ...decoder import SpeculativeDecoder
 from ...loop.batch import Batch
-from ...loop.draft_length import FixedK, RowResult
-from ...loop.sequence import Request
-from ...loop.sequence import Sequence as Decoded
+from ...loop.draft_length import DraftLength, RowResult, StepOutcome
+from ...loop.request import Request
+from ...loop.sequence import SequenceState
 from ...loop.step import AcceptRule
 
 Clock = Callable[[], float]
@@ -29,13 +29,13 @@ TURN = (2, 4)  # plain and speculative steps that take turns: the latter come in
 FORWARDS = ("draft_forwards", "target_forwards")
 
 
-class Sweep(FixedK):
+class Sweep(DraftLength):
     """Takes the numbers of drafts in turns, and counts what becomes of the drafts. Each turn has another order: in one
     that repeats, a number could always come in the first step of a text, or where its end cuts drafts short, and then
     it would never be timed."""
 
     def __init__(self, widths: Sequence[int]):
-        super().__init__(max(widths))
+        super().__init__(max(widths), max(widths))
         self.acceptance, self._turns = Acceptance(max(widths)), _turns(widths)
 
     def chooses(self, text_depends: bool) -> bool:
@@ -44,8 +44,8 @@ class Sweep(FixedK):
     def choose(self, rows: int, live: int, caps: Sequence[int]) -> int:
         return next(self._turns)
 
-    def record(self, rows: int, num_drafts: int, width: int, results: Sequence[RowResult]) -> None:
-        self.acceptance.record(results)
+    def observe(self, step: StepOutcome) -> None:
+        self.acceptance.record(step.results)
 
 
 def _turns(widths: Sequence[int]) -> Iterator[int]:
@@ -164,7 +164,7 @@ class _Decoding:
         clock: Clock,
     ):
         self._clock, began, target = clock, clock(), decoder.target
-        texts = {i: Decoded.of(i, request, target, decoder.most_drafts) for i, request in enumerate(requests)}
+        texts = {i: SequenceState.of(i, request, target, decoder.most_drafts) for i, request in enumerate(requests)}
         capacity = target.capacity(max(len(r.prompt) + r.max_new_tokens for r in requests))
         config = decoder.batch_config(len(requests), capacity, AcceptRule(rule), max_eos=0)
         self.batch = Batch(config if lengths is None else replace(config, num_drafts=lengths))

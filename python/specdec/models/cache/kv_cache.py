@@ -234,7 +234,7 @@ class StaticKVCache(Cache):
         return tuple((Slot.of(x.keys), Slot.of(x.values)) if x.is_initialized else None for x in self.layers)
 
     @property
-    def kind(self) -> tuple[Hashable, ...]:
+    def form(self) -> tuple[Hashable, ...]:
         """What is the same in two caches of a model whose tensors differ in nothing but the number of slots."""
         w, features = self._writer, self.features
         kept = None if features is None else (features.states, features.combine)

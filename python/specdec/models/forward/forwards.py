@@ -189,6 +189,6 @@ class RecordedForwards(Forwards):
             inputs.append(tree.parents)
         # What sees slots by their numbers, and has no state, does not depend on how many there are.
         slots = () if self.attention.reads_only_filled and not self.recurrent else (layout.visible, cache.capacity)
-        key = *(x.shape for x in inputs), *slots, tree is None, torch.is_autocast_enabled("cpu"), cache.kind
+        key = *(x.shape for x in inputs), *slots, tree is None, torch.is_autocast_enabled("cpu"), cache.form
         with self._threads():
             return self.recordings.run(key, cache, forward, *inputs, runs=1 if tokens.shape[1] == 1 else RARE_RUNS)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from specdec_kernels import Status
 
 from ...detokenize import Detokenizer, IncrementalText
-from ...loop.sequence import Output, Request
-from ...loop.sequence import Sequence as Decoded
+from ...loop.request import Request
+from ...loop.sequence import Output, SequenceState
 from ...result import FinishReason, Producer, TokenLogProb
 from ...sampling.grammar_masks import GrammarError
 from ..engine import EngineStopped
@@ -82,7 +82,7 @@ class DecodedText:
         cut: StopCut | None = None,
     ):
         self.lane, self.number, self.request = lane, number, request
-        self.ended: Decoded | None = None
+        self.ended: SequenceState | None = None
         self._arrivals, self._measured = lane.engine.arrivals(number), measured
         self._incremental = IncrementalText(detokenizer, request.prompt)
         self._cut = StopCut(()) if cut is None else cut

@@ -11,8 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from ...loop.sequence import Output
-from ...loop.sequence import Sequence as Decoded
+from ...loop.sequence import Output, SequenceState
 from ...result import Producer
 from .lanes import Lane, Lanes
 
@@ -208,7 +207,7 @@ class RequestMetrics:
                 for position in range(step.produced_by.count(Producer.ACCEPTED)):
                     lane.accepted_by_position[position] += 1
 
-    def ended(self, text: Decoded, reason: str) -> None:
+    def ended(self, text: SequenceState, reason: str) -> None:
         """It has ended; ``reason``: stop, length, error or cancelled."""
         stats = text.stats  # with the drafts of a step that failed, and so emitted nothing
         self._count_drafts(stats.steps - stats.steps_by_drafts[0] - self._steps, stats.drafted - self._drafted)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from specdec_kernels import SamplingParams
 
-from ...loop.sequence import Request
+from ...loop.request import Request
 from .answer_reader import AnswerReader
 from .errors import ApiError
 from .lanes import Lane

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ...loop.sequence import Sequence as Decoded
+from ...loop.sequence import SequenceState
 from ...stats import Stats
 
 
 def usage(
-    prompt_tokens: int, cached_tokens: int, texts: Sequence[Decoded], reasoning_tokens: int = 0
+    prompt_tokens: int, cached_tokens: int, texts: Sequence[SequenceState], reasoning_tokens: int = 0
 ) -> dict[str, Any]:
     """OpenAI's ``usage``. All tokens that were generated count, those that a stop string cut off, too.
 
@@ -35,7 +35,7 @@ def usage(
     }
 
 
-def speculative_metrics(texts: Sequence[Decoded], num_drafts: int) -> dict[str, Any]:
+def speculative_metrics(texts: Sequence[SequenceState], num_drafts: int) -> dict[str, Any]:
     """vLLM's ``metrics``, summed over all choices. Steps without drafts do not count, as there.
 
     Args:
