@@ -6,6 +6,7 @@ import datetime
 import json
 import os
 import platform
+import re
 import shlex
 import statistics
 import sys
@@ -149,6 +150,13 @@ def hardware(device: torch.device) -> dict[str, object]:
         described |= {"gpu": p.name, "gpu_memory_bytes": p.total_memory, "gpu_capability": [p.major, p.minor]}
         described["gpu_driver"] = output_of("nvidia-smi --query-gpu=driver_version --format=csv,noheader")
     return described
+
+
+def card() -> str:
+    """The GPU's model in small letters, such as "h100": the folder of its results."""
+    name = torch.cuda.get_device_name()
+    model = re.search(r"\b[A-Z]{1,3}\d+\b", name)
+    return model[0].lower() if model else re.sub(r"\W+", "-", name).lower()
 
 
 def versions() -> dict[str, str | None]:
