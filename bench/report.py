@@ -63,17 +63,6 @@ def read_names(name: str, text: str, allowed: Iterable[str]) -> list[str]:
     return names
 
 
-def read_temperatures(text: str) -> list[float]:
-    """Numbers >= 0 separated by commas."""
-    try:
-        values = [float(part) for part in text.split(",")]
-    except ValueError:
-        values = []
-    if not values or not min(values) >= 0:
-        refuse("temperatures", repr(text), "numbers >= 0 separated by commas, such as 0,1")
-    return values
-
-
 # ---- The machine
 
 PACKAGES = ("torch", "triton", "transformers", "flashinfer-python", "rich", "specdec-kernels")
