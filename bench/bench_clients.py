@@ -1,5 +1,5 @@
-"""Many clients of a server at a time, of whom all, half or none want a text that obeys a JSON Schema, beside the first of
-them one at a time: the server's throughput, what was lost, and whether a client's text depends on who else is there.
+"""Many clients of a server at a time, of whom all, half or none want a text that obeys a JSON Schema, beside the first
+of them one at a time: the server's throughput, what was lost, and whether a text depends on who else is there.
 
     python bench/bench_clients.py real_models/SmolLM2-135M-Instruct --json bench/results/cpu/clients.json
 

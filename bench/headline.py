@@ -7,7 +7,8 @@
                                               # worth nothing
 
 Each is one command, which anybody can run alone, and one file in ``results/`` with that command, the commit, the date
-and the machine. A result whose model is not here is left out, and so is a program that is not installed; a line says so.
+and the machine. A result whose model is not here is left out, and so is a program that is not installed: a line says
+so.
 """
 
 from __future__ import annotations
@@ -78,10 +79,10 @@ class Headline:
 
     def arguments(self, file: Path, quick: bool) -> list[str]:
         shown = file.relative_to(ROOT) if file.is_relative_to(ROOT) else file
-        words = (self.quick if quick else self.command).format(json=shlex.quote(str(shown)), build=TRIED.relative_to(ROOT))
-        found = shlex.split(words)
-        if self.name == "rivals":
-            found += [word for option, python in RIVALS.items() if (ROOT / python).exists() for word in (option, python)]
+        command = self.quick if quick else self.command
+        found = shlex.split(command.format(json=shlex.quote(str(shown)), build=TRIED.relative_to(ROOT)))
+        for option, python in RIVALS.items():
+            found += [option, python] if self.name == "rivals" and (ROOT / python).exists() else []
         return found
 
     def make(self, file: Path, quick: bool) -> str | None:
@@ -112,7 +113,7 @@ OF_CLIENTS = f"bench/bench_clients.py {MODEL} --json {{json}}"
 OF_JOB = f"bench/bench_job.py {MODEL} --json {{json}}"
 STEP = "bench/bench_kernels.py step -B 1,8 --dtypes float32 -V 128256 -K 5 --json {json}"
 GOALS = "bench/bench_kernels.py goals --device cuda --seconds 0.4 --compile-seconds 0 --json {json}"
-DECODE = "bench/bench_loop.py --device cuda --contexts 512 --rounds 3 --modes graphs+deferred --no-assisted --json {json}"
+DECODE = "bench/bench_loop.py --device cuda --contexts 512 --modes graphs+deferred --no-assisted --json {json}"
 HEADLINES = (
     Headline("speculative_step", f"{STEP} --seconds 5 --compile-seconds 120", f"{STEP} --quick"),
     Headline(
@@ -125,7 +126,10 @@ HEADLINES = (
     ),
     Headline("clients", f"{OF_CLIENTS} --rounds 2", f"{OF_CLIENTS} --quick", (MODEL,)),
     Headline("job", OF_JOB, f"{OF_JOB} --quick", (MODEL,)),
-    Headline("decode", f"{DECODE} --pair 8b+1b -B 1,8,32 --new-tokens 64 --limit 125", f"{DECODE} -B 1 --quick", gpu=True),
+    Headline(
+        "decode", f"{DECODE} --pair 8b+1b -B 1,8,32 --new-tokens 64 --rounds 3 --limit 125",
+        f"{DECODE} -B 1 --quick", gpu=True,
+    ),
     Headline("goals", GOALS, f"{GOALS} --quick", gpu=True),
 )  # fmt: skip
 BY_NAME = {headline.name: headline for headline in HEADLINES}
@@ -146,7 +150,7 @@ def main(
     quick: Annotated[bool, typer.Option(help="shows that they run; docs/numbers.md stays as it is")] = False,
     tables: Annotated[bool, typer.Option(help="writes the page alone")] = False,
 ) -> None:
-    """Makes the results, one after the other, and writes their tables. One that fails is reported, and the next begins."""
+    """Makes the results, one after the other, and writes their tables. One that fails is reported, the next begins."""
     asked = [BY_NAME[name] for name in read_names("names", ",".join(names or BY_NAME), BY_NAME)]
     folder, page = (TRIED, TRIED / "numbers.md") if quick else (RESULTS, PAGE)
     console, begun, not_made, failed = Console(stderr=True), time.monotonic(), dict[str, str](), False

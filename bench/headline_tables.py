@@ -62,7 +62,8 @@ def methods(content: Mapping) -> Rows:
         for cell in fastest_of_each(cells):
             over = (cell.over_transformers, cell.over_plain)
             times = [number(None if each is None else each.median) for each in over]
-            found.append([temperature, cell.name, number(cell.speed.median if cell.speed else None), *times, decimals(cell.tau)])
+            speed = number(cell.speed.median if cell.speed else None)
+            found.append([temperature, cell.name, speed, *times, decimals(cell.tau)])
     return found
 
 
@@ -89,16 +90,14 @@ def clients(content: Mapping) -> Rows:
     found = []
     for row in content["rows"]:
         valid = f"{row['valid']} of {row['obeying']}" if row["obeying"] else ""
-        times = [spread(row.get(key)) for key in ("times_alone", "of_free")]
-        found.append([names.get(row["crowd"], row["crowd"]), spread(row["tokens_per_second"]), *times, valid, str(row["lost"])])
+        speeds = [spread(row.get(key)) for key in ("tokens_per_second", "times_alone", "of_free")]
+        found.append([names.get(row["crowd"], row["crowd"]), *speeds, valid, str(row["lost"])])
     return found
 
 
 def job(content: Mapping) -> Rows:
-    return [
-        [row["method"], *(spread(row[key]) for key in ("prompts_per_second", "tokens_per_second", "times_transformers"))]
-        for row in content["rows"]
-    ]
+    columns = ("prompts_per_second", "tokens_per_second", "times_transformers")
+    return [[row["method"], *(spread(row[key]) for key in columns)] for row in content["rows"]]
 
 
 def decoding(content: Mapping) -> Rows:
@@ -127,8 +126,8 @@ SIX = (
         "speculative_step", "1. Verifying drafts",
         "`speculative_step` on a CPU, K = 5, 128,256 logits in float32: how many times as fast as what people write "
         "today. The floor is reading all rows once.",
-        ("B", "drafts", "time", "times transformers", "times eager PyTorch", "times `torch.compile`", "times the floor"),
-        verification,
+        ("B", "drafts", "time", "times transformers", "times eager PyTorch", "times `torch.compile`",
+         "times the floor"), verification,
     ),
     Shown(
         "smollm2", "2. Beside transformers",
@@ -151,19 +150,20 @@ SIX = (
     ),
     Shown(
         "job", "5. A job",
-        "48 prompts, 8 texts at a time, beside transformers' `generate` on as many rows, which all wait for the longest.",
+        "48 prompts, 8 texts at a time, beside transformers' `generate` on as many rows, which wait for the longest.",
         ("", "prompts/s", "tokens/s", "times transformers"), job,
     ),
     Shown(
         "decode", "6. On a GPU",
         "Decoding with random weights of the shapes of Llama-3.1-8B and Llama-3.2-1B, acceptance set to 0.8, bfloat16, "
         "temperature 1, K = 4, prompts of 512 tokens, in tokens/s.",
-        ("texts at a time", "transformers", "plain", "with drafts", "times transformers", "times plain", "tau"), decoding,
+        ("texts at a time", "transformers", "plain", "with drafts", "times transformers", "times plain", "tau"),
+        decoding,
     ),
     Shown(
         "goals", "",
-        "Verification on a GPU, with the draft's statistics handed over: device time of a replayed graph whose inputs no "
-        "cache holds, and times others' (transformers as a call from Python, and ours beside it).",
+        "Verification on a GPU, with the draft's statistics handed over: device time of a replayed graph whose inputs "
+        "no cache holds, and times others' (transformers as a call from Python, and ours beside it).",
         ("case", "shape", "`cuda`", "`triton`", "times FlashInfer", "times eager PyTorch", "times transformers"), goals,
     ),
 )  # fmt: skip
@@ -181,7 +181,7 @@ def source(path: Path, content: Mapping) -> str:
     """Machine, commit, date, versions, command and file."""
     hardware, versions = content["hardware"], content["versions"]
     on = hardware.get("gpu") or f"{hardware['cpu']}, {content['threads']} threads ({content['instruction_set']})"
-    command = re.sub(r" --(json|output) \S+| --json", "", content["command"])
+    command = re.sub(r" --output \S+| --json( (?!--)\S+)?", "", content["command"])
     commit = f"{(content['commit'] or 'unknown')[:10]}{' with changes' if content['dirty'] else ''}"
     peers = f"torch {versions['torch'].split('+')[0]}, transformers {versions['transformers']}"
     shown = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path

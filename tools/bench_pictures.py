@@ -1,5 +1,5 @@
-"""Draws the README's two pictures of `specdec bench`, docs/speed.svg and docs/speed_by_kind.svg, as `specdec report` draws
-them, from the result that `python bench/headline.py smollm2` makes. Needs matplotlib.
+"""Draws the README's two pictures of `specdec bench`, docs/speed.svg and docs/speed_by_kind.svg, as `specdec report`
+draws them, from the result that `python bench/headline.py smollm2` makes. Needs matplotlib.
 
     python tools/bench_pictures.py
 """

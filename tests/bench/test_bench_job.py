@@ -46,6 +46,6 @@ def test_what_it_reports(folder, tmp_path):
     content = json.loads((tmp_path / "out.json").read_text())
     assert content["complete"] and content["quick"] and content["prompts"] == 4
     assert [row["method"] for row in content["rows"]] == [bench.PEER, bench.PLAIN, bench.DRAFTS]
-    for row in content["rows"]:
-        assert row["tokens"] == 16 and row["prompts_per_second"]["median"] > 0
+    assert len({row["tokens"] for row in content["rows"]}) == 1 and 4 <= content["rows"][0]["tokens"] <= 16
+    assert all(row["prompts_per_second"]["median"] > 0 for row in content["rows"])
     assert content["rows"][0]["times_transformers"]["median"] == content["rows"][1]["times_plain"]["median"] == 1
