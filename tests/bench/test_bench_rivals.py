@@ -171,7 +171,10 @@ def test_rivals_report(source, template, tmp_path, no_llama):
     content = json.loads((tmp_path / "out.json").read_text())
     ways = ("", ", suffix", ", prompt lookup", ", draft model", ", its server's loop")
     names = [*(f"specdec{way}" for way in ways), "transformers", "transformers, prompt lookup"]
-    assert [(row["method"], row["busy"]) for row in content["rows"]] == [(n, busy) for n in names for busy in (0, 1)]
+    rows = [(row["method"], row["busy"]) for row in content["rows"] if "busy" in row]
+    assert rows == [(name, busy) for name in names for busy in (0, 1)]
+    by_prompt = [(row["prompt"], row["method"]) for row in content["rows"] if "prompt" in row]
+    assert by_prompt == [(prompt, name) for prompt in content["prompts"] for name in names[:5]]
     assert content["complete"] and len(content["prompts"]) == 2
 
 
