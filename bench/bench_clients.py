@@ -1,5 +1,5 @@
-"""Many clients of a server at a time, of whom all, half or none want a text that obeys a JSON Schema: the server's
-throughput, what was lost, and whether a client's text depends on who else is there.
+"""Many clients of a server at a time, of whom all, half or none want a text that obeys a JSON Schema, beside the first
+of them one at a time: the server's throughput, what was lost, and whether a text depends on who else is there.
 
     python bench/bench_clients.py real_models/SmolLM2-135M-Instruct --json bench/results/cpu/clients.json
 
@@ -9,6 +9,7 @@ The crowds have their turns in every round. A free text has as many tokens as th
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import subprocess
 import sys
@@ -19,14 +20,15 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import httpx
+import jsonschema
 import report
 import torch
 import typer
-from bench_grammar import is_valid
 from json_schemas import Schema, schemas
 from measure import ratios, summary
 
 CROWDS = {"free": lambda i: False, "half": lambda i: i % 2 == 1, "grammars": lambda i: True}  # who has a grammar
+ALONE = "one at a time"  # an eighth of the free ones, each after the other
 MODEL = "asked"  # its name
 SECONDS = 900.0  # that a client waits, at most
 
@@ -63,6 +65,15 @@ def is_ready(url: str) -> bool:
         return False
 
 
+def is_valid(text: str, schema: Schema) -> bool:
+    """Whether it parses and validates, formats included."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return False
+    return jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker()).is_valid(value)
+
+
 async def ask(client: httpx.AsyncClient, number: int, schema: Schema, tokens: int | None, most: int) -> Text | None:
     """``tokens``: how many a free text has; None: it obeys the schema. None is returned where there was no answer."""
     question = f"Write one example of JSON for the schema of client {number}."
@@ -82,10 +93,10 @@ async def ask(client: httpx.AsyncClient, number: int, schema: Schema, tokens: in
 
 
 async def crowd(
-    url: str, asked: Sequence[Schema], has_grammar: Any, lengths: Sequence[int], most: int
+    url: str, asked: Sequence[Schema], has_grammar: Any, lengths: Sequence[int], most: int, at_once: int | None = None
 ) -> tuple[list[Text | None], float]:
-    """All texts, and the seconds that they took together."""
-    limits = httpx.Limits(max_connections=None)
+    """All texts, and the seconds that they took together. ``at_once``: clients at a time; None: all."""
+    limits = httpx.Limits(max_connections=at_once)
     async with httpx.AsyncClient(base_url=url, timeout=SECONDS, limits=limits) as client:
         began = time.perf_counter()
         free = [None if has_grammar(i) else lengths[i] for i in range(len(asked))]
@@ -108,12 +119,16 @@ def main(
         server_rows=rows, max_new_tokens=max_new_tokens,
     )  # fmt: skip
     asked = schemas(clients)
-    speeds: dict[str, list[float]] = {name: [] for name in CROWDS}
-    counts = {name: dict.fromkeys(("lost", "obeying", "whole", "valid", "changed"), 0) for name in CROWDS}
+    speeds: dict[str, list[float]] = {name: [] for name in (ALONE, *CROWDS)}
+    counts = {name: dict.fromkeys(("lost", "obeying", "whole", "valid", "changed"), 0) for name in speeds}
     with server(target, "--rows", rows, "--max-waiting", clients) as url:
         first, _ = asyncio.run(crowd(url, asked, CROWDS["grammars"], [], max_new_tokens))
         lengths = [1 if text is None else text.tokens for text in first]
         for _ in range(rounds):
+            few, free = asked[: max(clients // 8, 1)], CROWDS["free"]
+            texts, seconds = asyncio.run(crowd(url, few, free, lengths, max_new_tokens, at_once=1))
+            speeds[ALONE].append(sum(text.tokens for text in texts if text is not None) / seconds)
+            counts[ALONE]["lost"] += texts.count(None)
             for name, has_grammar in CROWDS.items():
                 texts, seconds = asyncio.run(crowd(url, asked, has_grammar, lengths, max_new_tokens))
                 speeds[name].append(sum(text.tokens for text in texts if text is not None) / seconds)
@@ -126,13 +141,10 @@ def main(
                     if text is not None:
                         count["whole"] += text.whole
                         count["valid"] += is_valid(text.content, asked[i])
-    shown = [
-        {"crowd": name, "tokens_per_second": summary(mine), "of_free": ratios(mine, speeds["free"]), **counts[name]}
-        for name, mine in speeds.items()
-    ]
-    for row in shown:
-        results.add(row)
-    results.show(f"{Path(target).name}, {clients} clients, {rows} rows", shown, tuple(shown[0]))
+    for name, mine in speeds.items():
+        beside = {"times_alone": ratios(mine, speeds[ALONE]), "of_free": ratios(mine, speeds["free"])}
+        results.add({"crowd": name, "tokens_per_second": summary(mine), **beside, **counts[name]})
+    results.show(f"{Path(target).name}, {clients} clients, {rows} rows", results.rows, tuple(results.rows[0]))
     results.finish()
 
 

@@ -15,7 +15,6 @@ import torch
 Name = TypeVar("Name")
 ROUNDS_A_ROW = 10  # about; samples are paced for it
 WARM_CALLS = 20  # in a graph that finds its inputs in the cache
-PLAIN, AGAIN = "plain", "plain again"  # plain decoding takes part in races twice, which shows what a run's noise is
 
 
 @dataclass

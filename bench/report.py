@@ -6,6 +6,7 @@ import datetime
 import json
 import os
 import platform
+import re
 import shlex
 import statistics
 import sys
@@ -60,17 +61,6 @@ def read_names(name: str, text: str, allowed: Iterable[str]) -> list[str]:
     if unknown := [n for n in names if n not in allowed]:
         refuse(name, repr(unknown[0]), ", ".join(allowed))
     return names
-
-
-def read_temperatures(text: str) -> list[float]:
-    """Numbers >= 0 separated by commas."""
-    try:
-        values = [float(part) for part in text.split(",")]
-    except ValueError:
-        values = []
-    if not values or not min(values) >= 0:
-        refuse("temperatures", repr(text), "numbers >= 0 separated by commas, such as 0,1")
-    return values
 
 
 # ---- The machine
@@ -149,6 +139,13 @@ def hardware(device: torch.device) -> dict[str, object]:
         described |= {"gpu": p.name, "gpu_memory_bytes": p.total_memory, "gpu_capability": [p.major, p.minor]}
         described["gpu_driver"] = output_of("nvidia-smi --query-gpu=driver_version --format=csv,noheader")
     return described
+
+
+def card() -> str:
+    """The GPU's model in small letters, such as "h100": the folder of its results."""
+    name = torch.cuda.get_device_name()
+    model = re.search(r"\b[A-Z]{1,3}\d+\b", name)
+    return model[0].lower() if model else re.sub(r"\W+", "-", name).lower()
 
 
 def versions() -> dict[str, str | None]:

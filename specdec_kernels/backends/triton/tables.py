@@ -4,8 +4,8 @@ On an H200 those of ``measure_kernel`` and ``decide_kernel`` were measured (benc
 many blocks a program of the first has and how many one of the second weighs at once. The other numbers follow from tile
 sizes and from the registers that ahead-of-time compilation reports: a kernel that reads blocks of 1024 logits gets 128
 threads, each of which loads 8 logits, 16 bytes in bfloat16, at once; one that reads more gets 256, the fewest with
-which no register spills. ``tests/support/compile_triton.py`` prints the registers, a test fails if one spills, and
-``bench/tune_triton.py`` times other numbers on a GPU.
+which no register spills. ``tests/support/compile_triton.py`` prints the registers, and a test fails if one
+spills.
 
 The numbers must not depend on anything that differs between calls with one model, such as B or K: they determine the
 order in which sums are rounded, and the emitted tokens must not change with B or K. How many blocks a program measures
