@@ -9,8 +9,7 @@ import pytest
 import torch
 from specdec import PromptLookupDrafter, SpeculativeDecoder, load_model, load_pair
 from specdec.models.exchanged.linear import NativeLinear
-from specdec.models.exchanged.stored_weights import compute_in_float32, stores_bfloat16
-from specdec.models.exchanged.stored_weights import computing_dtype
+from specdec.models.exchanged.stored_weights import compute_in_float32, computing_dtype, stores_bfloat16
 from specdec.models.machine.cpu_units import cpu_units
 from specdec.models.supported import cached_model
 from support.commands import save

@@ -265,5 +265,5 @@ def test_unknown_types_are_fed_a_tree_first(monkeypatch):
         assert "cannot be fed a tree: its logits differ" in (why_no_trees(CachedModel(model_of("kimi_linear"))) or "")
     cached = CachedModel(model_of("mpt"))
     assert why_no_trees(cached) == NO_TREES["mpt"]
-    monkeypatch.setattr(CachedModel, "lacks_trees", None)
+    cached.lacks_trees = None
     assert "cannot be fed a tree: its logits differ from a full forward by up to" in (why_no_trees(cached) or "")

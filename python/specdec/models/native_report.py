@@ -28,7 +28,10 @@ _LAST = (LastLinear, LastInt8Linear)
 def native_report(model: PreTrainedModel) -> dict[str, str]:
     """Returns what there is to say of each kind of part, by its name."""
     cached = CachedModel(model)
-    modules, exchanged = list(cached.forwards.steps.modules()), list(with_native_layers(cached.forwards.steps, "cpu").modules())
+    modules, exchanged = (
+        list(cached.forwards.steps.modules()),
+        list(with_native_layers(cached.forwards.steps, "cpu").modules()),
+    )
     linear = Counter(_stored(m) for m in modules if isinstance(m, NativeLinear | Int8Linear))
     layers = [m for m in exchanged if isinstance(m, NativeLayer)]
     others = sum(isinstance(m, nn.Linear) and not isinstance(m, NativeLinear | Int8Linear) for m in modules)

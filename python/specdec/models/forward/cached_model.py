@@ -101,7 +101,7 @@ class CachedModel:
 
     @property
     def first_runs(self) -> int:
-        """How many small forwards on a CPU took longer than they will when they come again."""
+        """How many forwards on a CPU took longer than they will when they come again."""
         return self.forwards.first_runs
 
     def capacity(self, tokens: int, nodes: int = 0) -> int:

@@ -67,7 +67,7 @@ class Forwards:
 
     @property
     def first_runs(self) -> int:
-        """How many small forwards on a CPU took longer than they will when they come again."""
+        """How many forwards on a CPU took longer than they will when they come again."""
         return 0
 
     def renew(self) -> None:

@@ -27,8 +27,8 @@ UNKNOWN = 2**62  # bytes of free memory, where a rank cannot tell
 
 
 class ShardedModel(CachedModel):
-    """A ``CachedModel`` of rank 0, whose forwards all ranks enter (:class:`LedForwards`), as they do all else that touches
-    the weights or the caches. Nothing is compiled.
+    """A ``CachedModel`` of rank 0, whose forwards all ranks enter (:class:`LedForwards`), as they do whatever else
+    touches the weights or the caches. Nothing is compiled.
 
     Args:
         model, name, cache_dtype: as in ``CachedModel``; rank 0's part of a model that ``load_model(tp=...)`` loaded.
