@@ -208,9 +208,9 @@ def test_a_step_that_waits_is_not_captured(monkeypatch):
     graphs = recorded_graphs()
     place = Rows.place
 
-    def waiting(self, table, **known):
+    def waiting(self, host, table):
         self.room.max().item()
-        return place(self, table, **known)
+        return place(self, host, table)
 
     monkeypatch.setattr(Rows, "place", waiting)
     with pytest.warns(RuntimeWarning, match="no more CUDA graphs.*Synchronised"):

@@ -4,7 +4,7 @@ of a scheduler that reads every prompt, to the last bit. Bugs that others had ar
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from specdec import (
     PromptLookupDrafter,
     Request,
     Scheduler,
-    Sequence,
+    SequenceState,
     SpeculativeDecoder,
     SuffixDrafter,
     load_head,
@@ -45,7 +45,7 @@ class Told(NamedTuple):
     drafted: int
 
 
-def decode(scheduler: Scheduler, requests: List[Request]) -> tuple[list[Told], list[Sequence]]:
+def decode(scheduler: Scheduler, requests: Sequence[Request]) -> tuple[list[Told], list[SequenceState]]:
     """Decodes them side by side. Checks that no drafter was dropped."""
     numbers, drafts, ended = [scheduler.submit(request) for request in requests], {}, {}
     while not scheduler.idle:
