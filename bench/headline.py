@@ -125,7 +125,7 @@ HEADLINES = (
         (MODEL, f"{MODEL}.gguf"),
     ),
     Headline("clients", f"{OF_CLIENTS} --rounds 2", f"{OF_CLIENTS} --quick", (MODEL,)),
-    Headline("job", OF_JOB, f"{OF_JOB} --quick", (MODEL,)),
+    Headline("job", f"{OF_JOB} --rounds 2", f"{OF_JOB} --quick", (MODEL,)),
     Headline(
         "decode", f"{DECODE} --pair 8b+1b -B 1,8,32 --new-tokens 64 --rounds 3 --limit 125",
         f"{DECODE} -B 1 --quick", gpu=True,
