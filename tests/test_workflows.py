@@ -83,3 +83,30 @@ def test_wheels_are_tested_with_the_oldest_torch_and_the_one_that_they_are_built
     built_with = re.search(r"^torch==(.+)$", (ROOT / "tools" / "torch-cpu.txt").read_text(), flags=re.MULTILINE)
     matrix = yaml.safe_load((FOLDER / "wheels.yml").read_text())["jobs"]["kernels"]["strategy"]["matrix"]
     assert built_with is not None and matrix["torch"] == [f"{oldest}.0", built_with[1]]
+
+
+def test_people_and_ci_check_the_same():
+    """pre-commit, .ci/run and the workflows call targets of the Makefile, which has what they are."""
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    (hook,) = (hook for repo in yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"] for hook in repo["hooks"])
+    assert hook["entry"] == "make lint" and hook["pass_filenames"] is False
+    callers = [ROOT / ".ci" / "run", *WORKFLOWS]
+    called = {target for file in callers for target in re.findall(r"^(?: *- run: )?make ([a-z-]+)$", file.read_text(), re.M)}
+    assert {"lint", "docs"} <= called <= targets == {"test", "test-all", "lint", "docs", "bench"}
+    named = set(re.findall(r"\S+\.py\b", makefile))
+    assert named and all((ROOT / name).is_file() for name in named)
+
+
+def test_ci_removes_only_what_is_its_own():
+    """Whoever runs it has an environment and builds."""
+    removed = re.findall(r"^ *rm .*$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
+    assert removed == ['rm -rf "$clone"'] and "clone=build/ci\n" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_a_release_has_one_version():
+    version = re.search(r'^__version__ = "(.+)"$', (ROOT / "specdec_kernels" / "__init__.py").read_text(), re.M)[1]
+    newest = re.search(r"^## (\S+) - (\d{4}-\d\d-\d\d)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert newest is not None and newest.groups() == (citation["version"], citation["date-released"])
+    assert version == citation["version"]
