@@ -10,6 +10,7 @@ import pytest
 import specdec
 from specdec.cli import app
 from specdec.models.load import loading
+from typer.main import get_command
 from typer.testing import CliRunner
 
 PAGES = sorted((Path(__file__).resolve().parents[1] / "docs" / "migration").glob("*.md"))
@@ -61,3 +62,13 @@ def test_each_page_has_what_was_before_and_what_comes_after():
         assert "# before" in TEXTS[name] and len(re.findall(r"^\|.*\|$", TEXTS[name], re.MULTILINE)) > 8
         assert f"({name}.md)" in TEXTS["README"]
     assert len(COMMANDS) >= 5
+
+
+def test_what_has_no_counterpart_has_none():
+    """A row that says "none" is wrong once there is an option of the name."""
+    commands = get_command(app).commands.values()
+    options = {option for command in commands for param in command.params for option in param.opts}
+    rows = [cells for text in TEXTS.values() for cells in re.findall(r"^\| (.*?) \| none\b", text, re.MULTILINE)]
+    names = {name for row in rows for name in re.findall(r"`\W*([\w-]+)", row)}
+    assert len(rows) >= 10 and {"pipeline-parallel-size", "spec-draft-n-min", "revision"} <= names
+    assert not {f"--{name.replace('_', '-')}" for name in names} & options
