@@ -15,7 +15,7 @@ lint:  # what CI and the hook of pre-commit check
 	mypy
 
 docs:  # the pages and the API reference, as a site in build/site
-	mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 mkdocs build --strict --quiet
 
 bench:  # the six results of docs/numbers.md
 	python bench/headline.py
