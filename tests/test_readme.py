@@ -39,11 +39,14 @@ def test_what_ci_runs():
     first, second = re.findall(r"^```bash\n(.*?)\n```$", README, flags=re.MULTILINE | re.DOTALL)[:2]
     assert first.endswith('\n.venv/bin/specdec generate "def fibonacci(n):"')
     assert '-e ".[test]"' in second and ".venv/bin/python -m pytest" in second
-    
+
 
 def test_cells_of_the_table_have_eight_words_at_most():
-    rows = [line for line in README.partition("## How fast")[2].partition("## ")[0].splitlines() if line.startswith("| ")]
+    rows = [
+        line for line in README.partition("## How fast")[2].partition("## ")[0].splitlines() if line.startswith("| ")
+    ]
     assert len(rows) == 7 and all(len(cell.split()) <= 8 for row in rows for cell in row.strip("| ").split(" | "))
+
 
 def test_every_line_of_setup_asks_for_a_setuptools_that_is_new_enough():
     """A new environment of Python 3.11 has 65.5, which ``pip install setuptools`` leaves there."""

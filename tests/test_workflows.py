@@ -89,10 +89,16 @@ def test_people_and_ci_check_the_same():
     """pre-commit, .ci/run and the workflows call targets of the Makefile, which has what they are."""
     makefile = (ROOT / "Makefile").read_text()
     targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
-    (hook,) = (hook for repo in yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"] for hook in repo["hooks"])
+    (hook,) = (
+        hook
+        for repo in yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+        for hook in repo["hooks"]
+    )
     assert hook["entry"] == "make lint" and hook["pass_filenames"] is False
     callers = [ROOT / ".ci" / "run", *WORKFLOWS]
-    called = {target for file in callers for target in re.findall(r"^(?: *- run: )?make ([a-z-]+)$", file.read_text(), re.M)}
+    called = {
+        target for file in callers for target in re.findall(r"^(?: *- run: )?make ([a-z-]+)$", file.read_text(), re.M)
+    }
     assert {"lint", "docs"} <= called <= targets == {"test", "test-all", "lint", "docs", "bench"}
 
 
