@@ -1,5 +1,5 @@
-"""Hooks of mkdocs (mkdocs.yml): links of pages to files outside of docs/ lead to the repository, and the API reference is
-a part of the site."""
+"""Hooks of mkdocs (mkdocs.yml): links of pages to files outside of docs/ lead to the repository, and the API reference
+is a part of the site."""
 
 from __future__ import annotations
 
