@@ -12,7 +12,7 @@ struct Feed {
   const int64_t* start;  // [rows] position of a row's first token
   // [rows] The tokens before this position are never rolled back any more; null: all that are fed.
   const int64_t* commit;
-  const bool* valid;  // [rows, columns] which columns are tokens
+  const bool* valid;       // [rows, columns] which columns are tokens
   const int64_t* parents;  // [rows, columns] the column that each token follows, -1: those before start; null: a chain
   int64_t rows, columns;
   int64_t first_row;  // of the state's rows
