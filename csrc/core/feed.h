@@ -1,5 +1,5 @@
-// Where a row of a recurrent layer stands when a forward feeds it tokens: what its state contains, which tokens it
-// takes from its window first, and which of them are never rolled back any more.
+// Where a row of a recurrent layer stands when a forward feeds it tokens: what its state contains, which tokens it takes
+// from its window first, and which of them are never rolled back any more.
 #pragma once
 
 #include "hd.h"
@@ -9,10 +9,9 @@ namespace specdec {
 constexpr int kMostTaps = 16;  // of a convolution
 
 struct Feed {
-  const int64_t* start;  // [rows] position of a row's first token
-  // [rows] The tokens before this position are never rolled back any more; null: all that are fed.
-  const int64_t* commit;
-  const bool* valid;       // [rows, columns] which columns are tokens
+  const int64_t* start;   // [rows] position of a row's first token
+  const int64_t* commit;  // [rows] the tokens before this position are never rolled back any more; null: all that are fed
+  const bool* valid;      // [rows, columns] which columns are tokens
   const int64_t* parents;  // [rows, columns] the column that each token follows, -1: those before start; null: a chain
   int64_t rows, columns;
   int64_t first_row;  // of the state's rows

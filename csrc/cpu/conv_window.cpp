@@ -55,8 +55,9 @@ SPECDEC_BODY void channels_of(const ConvWindowParams& p, int64_t row, int64_t fi
 template <int>
 SPECDEC_BODY void conv_channels(const ConvWindowParams& p, int64_t begin, int64_t end) {
   Scratch scratch;
-  const auto body = [&](int64_t row, int64_t part, const Steps& steps)
-                        __attribute__((always_inline)) { channels_of(p, row, part * kChannels, steps, &scratch); };
+  const auto body = [&](int64_t row, int64_t part, const Steps& steps) __attribute__((always_inline)) {
+    channels_of(p, row, part * kChannels, steps, &scratch);
+  };
   each_part(p.feed, nullptr, false, (p.channels + kChannels - 1) / kChannels, begin, end, body);
 }
 

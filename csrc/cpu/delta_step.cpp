@@ -92,14 +92,8 @@ SPECDEC_BODY void prepare(const DeltaStepParams& p, const Step& step, int64_t he
   const float* k = (step.fed ? p.k : p.window_k) + of_key * dk;
   const float* g = (step.fed ? p.g : p.window_g) + of_head * (p.by_channel ? dk : 1);
   float *own_k = memory, *decay = memory + dk, *decayed_k = memory + 2 * dk, *decayed_q = memory + 3 * dk;
-  *token = {own_k,
-            decay,
-            decayed_k,
-            decayed_q,
-            (step.fed ? p.v : p.window_v) + of_head * p.dv,
-            p.out + of_head * p.dv,
-            (step.fed ? p.beta : p.window_beta)[of_head],
-            0.0f};
+  *token = {own_k, decay, decayed_k, decayed_q, (step.fed ? p.v : p.window_v) + of_head * p.dv, p.out + of_head * p.dv,
+            (step.fed ? p.beta : p.window_beta)[of_head], 0.0f};
   const float of_whole = p.by_channel ? 0.0f : exp2_fast(g[0] * kLog2e);
   const float scale_k = p.normalize ? 1.0f / std::sqrt(dot(k, k, dk) + 1e-6f) : 1.0f;
   for (int64_t i = 0; i < dk; ++i) {

@@ -19,29 +19,29 @@ struct ConvWindowParams {
 };
 
 struct DeltaStepParams {
-  float* state;                                         // [R, heads, dk, dv]
-  int64_t* base;                                        // [R]
+  float* state;  // [R, heads, dk, dv]
+  int64_t* base;  // [R]
   float *window_k, *window_v, *window_g, *window_beta;  // [R, places, ...], as the inputs
-  const float *q, *k;                                   // [rows, columns, key_heads, dk]
-  const float* v;                                       // [rows, columns, heads, dv]
-  const float* g;     // [rows, columns, heads], or [rows, columns, heads, dk] with `by_channel`
-  const float* beta;  // [rows, columns, heads]
-  float* out;         // [rows, columns, heads, dv]
+  const float *q, *k;  // [rows, columns, key_heads, dk]
+  const float* v;      // [rows, columns, heads, dv]
+  const float* g;      // [rows, columns, heads], or [rows, columns, heads, dk] with `by_channel`
+  const float* beta;   // [rows, columns, heads]
+  float* out;          // [rows, columns, heads, dv]
   Feed feed;
   int64_t heads, key_heads, dk, dv;
   bool by_channel, keep, normalize;
 };
 
 struct SsdStepParams {
-  float* state;                            // [R, heads, size, numbers]
-  int64_t* base;                           // [R]
+  float* state;   // [R, heads, size, numbers]
+  int64_t* base;  // [R]
   float *window_x, *window_dt, *window_b;  // [R, places, ...], as the inputs
-  const float* x;                          // [rows, columns, heads, size]
-  const float* dt;                         // [rows, columns, heads]
-  const float *b, *c;                      // [rows, columns, groups, numbers]
-  const float* a;                          // [heads], or [heads, numbers] with `by_number`
-  const float* d;                          // [heads], or null
-  float* out;                              // [rows, columns, heads, size]
+  const float* x;        // [rows, columns, heads, size]
+  const float* dt;       // [rows, columns, heads]
+  const float *b, *c;    // [rows, columns, groups, numbers]
+  const float* a;        // [heads], or [heads, numbers] with `by_number`
+  const float* d;        // [heads], or null
+  float* out;            // [rows, columns, heads, size]
   Feed feed;
   int64_t heads, size, groups, numbers;
   bool by_number, keep;
