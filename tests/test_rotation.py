@@ -16,11 +16,18 @@ TESTS = [f"tests/test_{i}.py::test_it" for i in range(40)]
 
 @pytest.mark.parametrize("dear", [False, True])
 @pytest.mark.parametrize("commits", [0, 1566])
-def test_every_case_runs_within_five_commits(commits, dear):
-    for test in TESTS:
+def test_every_case_runs_within_five_commits(monkeypatch, commits, dear):
+    monkeypatch.setattr(rotation, "DEAR", {"tests/test_3.py", *TESTS[10:]} if dear else set())
+    for test in TESTS[3:4] + TESTS[10:]:
         for index in range(23):
-            runs = [turn(test, index, commits + more, dear) for more in range(EVERY)]
+            runs = [turn(test, index, commits + more) for more in range(EVERY)]
             assert sum(runs) == (1 if index or dear else EVERY)
+
+
+def test_tests_that_are_listed_exist():
+    for name in rotation.DEAR:
+        path, _, test = name.partition("::")
+        assert f"\ndef {test}" in (ROOT / path).read_text(), name
 
 
 def test_days_are_alike():

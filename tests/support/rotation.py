@@ -1,7 +1,6 @@
 """Which cases of a test run in an everyday run: the first, and a fifth of the others, another fifth after each commit.
-Tests that are marked ``dear``, which take seconds, have one day in five, all of a file the same one, since most of their
-time goes into what they share. Of a test file that imports what was changed, all cases run. The others are marked
-``another_day``."""
+Of tests that dear.txt lists, which take a second or more, the first has its turn, too. Of a test file that imports what
+was changed, all cases run. The others are marked ``another_day``."""
 
 from __future__ import annotations
 
@@ -20,14 +19,15 @@ from . import ROOT
 EVERY = 5  # so many commits see all cases
 APART = ("nightly", "nvcc", "real")  # markers of what no everyday run has
 REACHED = pytest.StashKey[bool]()  # of a case that runs only because its file imports what was changed
+DEAR = {line for line in (ROOT / "tests/support/dear.txt").read_text().splitlines() if line.startswith("tests/")}
 FOLDERS = (ROOT / "tests", ROOT / "bench", ROOT / "python", ROOT)  # where modules are looked for
 
 
-def turn(test: str, index: int, commits: int, dear: bool = False) -> bool:
+def turn(test: str, index: int, commits: int) -> bool:
     """Whether case number ``index`` of a test runs after so many commits. Tests of two cases, of which there are many,
     do not all run their second one on the same day."""
-    name, index = (test.partition("::")[0], 0) if dear else (test, index)
-    return (index == 0 and not dear) or (zlib.crc32(name.encode()) + index + commits) % EVERY == 0
+    first = index == 0 and DEAR.isdisjoint((test, test.partition("::")[0]))
+    return first or (zlib.crc32(test.encode()) + index + commits) % EVERY == 0
 
 
 def mark(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
@@ -40,7 +40,7 @@ def mark(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
         if any(item.get_closest_marker(name) for name in APART):
             continue
         test = item.nodeid.partition("[")[0]
-        if not turn(test, seen[test], commits, item.get_closest_marker("dear") is not None):
+        if not turn(test, seen[test], commits):
             if reaches(item.path, changed):
                 item.stash[REACHED] = True
             else:
