@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from support import ROOT, rotation
 from support.pairwise import cover
-from support.rotation import EVERY, home, reach, reaches, turn
+from support.rotation import EVERY, home, reach, reached_files, turn
 
 TESTS = [f"tests/test_{i}.py::test_it" for i in range(40)]
 
@@ -54,12 +54,12 @@ def marked(monkeypatch):
 
     def run(changed: tuple[str, ...] = (), all_cases: bool = False, args: tuple[str, ...] = ("tests",)) -> list[int]:
         monkeypatch.chdir(ROOT)
-        monkeypatch.setattr(rotation, "git", lambda *arguments: "100")
+        monkeypatch.setattr(rotation, "git", lambda arguments: "100")
         monkeypatch.setattr(rotation, "changed_files", lambda: frozenset(ROOT / name for name in changed))
         items = [Item(f"tests/test_stopping.py::test_it[{i}]", *["nightly"] * (i == 4)) for i in range(10)]
         rotation.mark(SimpleNamespace(getoption=lambda name: all_cases, args=list(args)), items)
         if changed:
-            assert sum(rotation.REACHED in item.stash for item in items) in (0, 7)
+            assert sum(rotation.REACHED in item.stash for item in items) in (0, 6)
         return [i for i, item in enumerate(items) if "another_day" in item.markers]
 
     return run
@@ -68,7 +68,7 @@ def marked(monkeypatch):
 def test_the_first_and_a_fifth_run(marked):
     """What is nightly has no number."""
     left = marked()
-    assert len(left) == 7 and not {0, 4} & {*left}
+    assert len(left) == 6 and not {0, 4} & {*left}
 
 
 def test_who_asks_for_all_gets_all(marked):
@@ -81,7 +81,7 @@ def test_who_asks_for_all_gets_all(marked):
 def test_all_cases_of_what_was_changed_run(marked):
     assert not marked(("python/specdec/stopping.py",))
     assert not marked(("tests/test_stopping.py",))
-    assert marked(("python/specdec/decoder.py", "README.md"))
+    assert marked(("python/specdec/cli/app.py", "README.md"))
 
 
 def test_what_a_file_imports():
@@ -96,8 +96,17 @@ def test_what_a_file_imports():
     assert home(rotation.FOLDERS, "torch", "nn") is None
 
 
-def test_native_code_is_known_by_its_name():
-    assert reaches(ROOT / "tests" / "kernels" / "test_attend.py", frozenset([ROOT / "csrc" / "cpu" / "attend.cpp"]))
+def test_who_is_reached():
+    """Native code is known by its name. What nearly all import would have all run."""
+    tests = {*(ROOT / "tests").rglob("test_*.py")}
+
+    def reached(name: str) -> set[str]:
+        return {file.name for file in reached_files(tests, frozenset([ROOT / name]))}
+
+    assert "test_attention.py" in reached("csrc/cpu/attention.cpp")
+    assert "test_suffix.py" in reached("python/specdec/drafters/suffix.py")
+    assert {"test_stopping.py"} == reached("tests/test_stopping.py")
+    assert not reached("python/specdec/decoder.py") and not reached("README.md")
 
 
 def test_files_are_those_of_the_last_commit_and_after(monkeypatch, tmp_path):
@@ -116,11 +125,11 @@ def test_files_are_those_of_the_last_commit_and_after(monkeypatch, tmp_path):
         return {Path(file).name for file in rotation.changed_files()}
 
     monkeypatch.setattr(rotation, "ROOT", tmp_path)
-    assert changed() == set() and rotation.git("rev-list", "--count", "HEAD") == ""  # no repository
+    assert changed() == set() and rotation.git("rev-list --count HEAD") == ""  # no repository
     git("init", "-b", "one")
     commit("a")
     commit("b")
-    assert changed() == {"b"} and rotation.git("rev-list", "--count", "HEAD") == "2\n"
+    assert changed() == {"b"} and rotation.git("rev-list --count HEAD") == "2\n"
     (tmp_path / "a").write_text("changed")
     (tmp_path / "new").touch()
     assert changed() == {"a", "b", "new"}
