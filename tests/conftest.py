@@ -48,7 +48,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         leave_to_nightly(items)
-        pairwise.mark(items, rotation.APART)
+        pairwise.mark(items, rotation.APART, rotation.DEAR)
     rotation.mark(config, items)
 
 

@@ -149,6 +149,7 @@ def test_few_cases_have_all_pairs():
     for one, other in (("backend", "rule"), ("backend", "q"), ("rule", "q")):
         pairs = {(cases[i][one], cases[i][other]) for i in chosen}
         assert len(pairs) == len(axes[one]) * len(axes[other])
+    assert len(cover(cases, together=1)) == 3
 
 
 def test_what_is_no_product_stays_whole():
