@@ -98,7 +98,7 @@ profile() { # GOAL SECONDS: what ncu sees of one launch, as a report, and as tab
 tests() { # NAME SECONDS WHICH: those of the everyday tests that have this in their names
   local parallel=()
   if [[ -n $dry ]] || "$python" -c 'import xdist' 2>/dev/null; then parallel=(-n "$(($(nproc) < 8 ? $(nproc) : 8))"); fi
-  step "$1" "$2" "$python" -m pytest -v --tb=short -p tests.support.failures_at_once -p no:cacheprovider \
+  step "$1" "$2" "$python" -m pytest -v --tb=short --all-cases -p tests.support.failures_at_once -p no:cacheprovider \
     --continue-on-collection-errors "${parallel[@]}" -k "$3" --durations 15 --junitxml="$folder/$1.xml" "${paths[@]}"
 }
 decode() { # NAME SECONDS BATCHES TOKENS MODES ARGUMENTS...: what has begun when its time is up may take 60 s more

@@ -21,7 +21,8 @@ if not torch.cuda.is_available():
 import pytest  # noqa: E402
 import simt.kernels  # noqa: E402
 import typer.testing  # noqa: E402
-from support import BACKENDS, FAST_BACKENDS, TREE_BACKENDS  # noqa: E402
+from support import BACKENDS, FAST_BACKENDS, TREE_BACKENDS, pairwise, rotation  # noqa: E402
+from support.suite_cost import SuiteCost, is_everyday  # noqa: E402
 
 if not torch.cuda.is_available():
     from support.interpreter import patch_once_a_launch
@@ -34,14 +35,28 @@ typer.testing._get_command = functools.cache(typer.testing._get_command)
 torch.set_num_threads(1)  # the tests run in several processes (pytest -n); what threads change has a test of its own
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all-cases", action="store_true", help="every case of every test, but for those of markers")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if is_everyday(config):
+        config.pluginmanager.register(SuiteCost(config))
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at the markers
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not torch.cuda.is_available():
+        leave_to_nightly(items)
+        pairwise.mark(items, rotation.APART, rotation.DEAR)
+    rotation.mark(config, items)
+
+
+def leave_to_nightly(items: list[pytest.Item]) -> None:
     """Triton's interpreter takes up to a second for a sequence: without a GPU, of every test's cases on it the first
     and then every twelfth run every day, the others nightly. Of those on fibers, it is every fourth: they run the
     mathematics of the backend ``cpu``. None on the interpreter run every day of test_trees*.py, which have hundreds
     of sequences where test_trees_triton.py has few, and of test_invariance.py, whose cases are pairs of steps."""
-    if torch.cuda.is_available():
-        return
     seen: Counter = Counter()
     for item in items:
         params = item.callspec.params if hasattr(item, "callspec") else {}

@@ -129,7 +129,7 @@ def test(wheel: Path, torch: str) -> None:
             source = ROOT / name
             (shutil.copytree if source.is_dir() else shutil.copy2)(source, copy / name)
         # These have a compiler: they run the CUDA kernels on a CPU, which they build from csrc/.
-        everyday = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "auto", "--maxprocesses", "4")
+        everyday = ("-m", "pytest", "-q", "--all-cases", "-p", "no:cacheprovider", "-n", "auto", "--maxprocesses", "4")
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         run(python, *everyday, "--dist", "worksteal", "tests/kernels", "tests/layers", cwd=copy, env=environment)
     print(f"{wheel.name}: passed with torch {torch}", flush=True)

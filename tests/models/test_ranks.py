@@ -202,6 +202,7 @@ def test_a_follower_ends_when_rank_0_is_killed():
         assert second.stderr.read().endswith("rank 1: rank 0 is gone\n")
 
 
+@pytest.mark.nightly
 def test_the_command():
     """Of the two processes that torchrun starts, one prints the text."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]

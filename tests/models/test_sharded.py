@@ -14,6 +14,7 @@ from support.ranks import group
 
 from specdec_kernels import SamplingParams
 
+nightly = pytest.mark.nightly
 TEXTS = (
     "def read(self, size=-1):\n",
     "import os",
@@ -57,7 +58,7 @@ def both(pair, divided, prompts, decoder, **settings):
     return one, two
 
 
-@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("settings", ["greedy", *(pytest.param(name, marks=nightly) for name in ("coupled", "token"))])
 def test_chains(pair, divided, prompts, settings):
     both(pair, divided, prompts, {"num_drafts": 4}, **SETTINGS[settings])
 
@@ -74,6 +75,7 @@ def test_logits_and_log_probabilities(pair, divided, prompts):
         assert max(abs(x - y) for x, y in zip(a, b, strict=True)) < 1e-5
 
 
+@nightly
 def test_requests_arrive_while_others_are_decoded(pair, divided, prompts):
     """Two rows, so that each is taken again, and some begin as an earlier one did."""
     asked = [[*prompts[i % 4], *prompts[0][: i % 3]] for i in range(7)]
@@ -140,6 +142,7 @@ def test_what_is_refused_of_a_divided_target(divided):
         SpeculativeDecoder(target, draft, compile=True)
 
 
+@nightly
 def test_a_model_is_loaded_again(followers):
     """Both processes do it when rank 0 asks, and an error about the files is the caller's."""
     target, draft, _ = load_embedded_pair(tp=2)

@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 from .mutation import ROOT, Mutation
 
-# The suite of every day, but for the tests of this gate: that of the old texts would see every mutation.
-EVERYDAY = "tests --ignore=tests/mutations"
+# The suite of every day with all cases, but for the tests of this gate: that of the old texts would see every mutation.
+EVERYDAY = "tests --all-cases --ignore=tests/mutations"
 _TEST = re.compile(
     r"^(tests/\S+\.py::.*?)(?: (?:PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS).*| Fatal.*| )?$", re.MULTILINE
 )

@@ -1,5 +1,6 @@
 """The parts of the nightly run. Each test marked ``nightly`` is in one of them: a part is a test file, except that the
-longest tests have parts of their own, which the part of their file leaves out."""
+longest tests have parts of their own, which the part of their file leaves out, and that one part has all files in which
+nothing is marked but what support/pairwise.py leaves over."""
 
 from __future__ import annotations
 
@@ -58,8 +59,11 @@ class Part(NamedTuple):
 
 def parts() -> list[Part]:
     """All that can run on this machine."""
-    found = [part for file in sorted((ROOT / "tests").rglob("test_*.py")) for part in _of_file(file)]
-    real = [file for file in sorted((ROOT / "tests").rglob("test_*.py")) if REAL.search(file.read_text())]
+    all_files = sorted((ROOT / "tests").rglob("test_*.py"))
+    found = [part for file in all_files for part in _of_file(file)]
+    others = tuple(file.relative_to(ROOT).as_posix() for file in all_files if not NIGHTLY.search(file.read_text()))
+    found.append(Part("products", ("-m", "nightly", *others), (*ALL, "tests/support", *others)))
+    real = [file for file in all_files if REAL.search(file.read_text())]
     files = tuple(file.relative_to(ROOT).as_posix() for file in real)
     helpers = dict.fromkeys(helper for file in real for helper in _helpers(file))
     found.append(Part("real", ("-m", "real", *files), (*ALL, *helpers, "tools/real_models.py")))

@@ -1,0 +1,59 @@
+"""The cost of an everyday run is counted in units of work, and says so where it has grown."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from support import ROOT, rotation, suite_cost
+from support.suite_cost import SuiteCost, is_everyday, told
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A unit of half a second, tests of two."""
+    seconds = iter(range(0, 1000, 2))
+    monkeypatch.setattr(suite_cost, "unit", lambda: 0.5)
+    monkeypatch.setattr(suite_cost, "used", lambda: next(seconds))
+    monkeypatch.setattr(suite_cost, "COST", 10)
+
+
+def run(plugin: SuiteCost, reached: bool = False) -> None:
+    test = plugin.pytest_runtest_protocol(SimpleNamespace(stash={rotation.REACHED: True} if reached else {}))
+    next(test)
+    with pytest.raises(StopIteration):
+        test.send(None)
+
+
+@pytest.mark.parametrize(
+    ("tests", "strict", "status"), [(3, "fails", 0), (4, "", 0), (4, "fails", 1)], ids=["cheap", "dear", "refused"]
+)
+def test_a_run_of_two_workers(clock, monkeypatch, tests, strict, status):
+    monkeypatch.setenv(suite_cost.STRICT, strict)
+    worker = SuiteCost(SimpleNamespace(workeroutput={}))
+    for i in range(tests + 2):
+        run(worker, reached=i >= tests)  # which do not count
+    worker.pytest_sessionfinish(SimpleNamespace(exitstatus=0))
+    node = SimpleNamespace(workeroutput=worker._config.workeroutput)
+    controller, session = SuiteCost(SimpleNamespace()), SimpleNamespace(exitstatus=0)
+    controller.pytest_testnodedown(node)
+    controller.pytest_testnodedown(SimpleNamespace())  # one that crashed
+    controller.pytest_sessionfinish(session)
+    assert controller.total == 4 * tests and session.exitstatus == status
+    assert ("make tests cheaper" in told(controller.total)) == (tests == 4)
+
+
+def test_a_unit_takes_processor_time():
+    began = suite_cost.used()
+    assert 0 < suite_cost.unit() < 60
+    assert suite_cost.used() > began
+
+
+def test_only_runs_of_the_whole_suite_are_counted():
+    def config(args=("tests",), **option):
+        known = {"keyword": "", "all_cases": False, "markexpr": "not nightly and not another_day"}
+        return SimpleNamespace(args=[str(ROOT / a) for a in args], option=SimpleNamespace(**known | option))
+
+    assert is_everyday(config())
+    assert not is_everyday(config(("tests/loop",))) and not is_everyday(config(all_cases=True))
+    assert not is_everyday(config(keyword="cpu")) and not is_everyday(config(markexpr="another_day"))
