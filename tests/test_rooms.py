@@ -7,6 +7,7 @@ import ast
 import re
 from pathlib import Path
 
+import pytest
 import specdec
 import specdec_layers
 from support import ROOT
