@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+from specdec_layers import MOST_ATTENDING
+from specdec_layers import attend as attend_to_slots
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
