@@ -1,8 +1,8 @@
 """Builds the native extensions: LibTorch's stable ABI and Python's limited API, so one binary serves torch >= 2.11.
 
-``_C`` has the CPU kernels. ``_C_cuda`` has the CUDA kernels, and is built where nvcc is and torch has CUDA, or where
-SPECDEC_CUDA=1 asks for it (0 leaves it out); it loads on a torch with CUDA only. TORCH_CUDA_ARCH_LIST names its
-architectures.
+Both packages of operations, ``specdec_kernels`` and ``specdec_layers``, have a ``_C`` with the CPU kernels, and a
+``_C_cuda`` with the CUDA kernels. That is built where nvcc is and torch has CUDA, or where SPECDEC_CUDA=1 asks for it
+(0 leaves it out); it loads on a torch with CUDA only. TORCH_CUDA_ARCH_LIST names its architectures.
 """
 
 import hashlib
@@ -22,6 +22,7 @@ from torch.utils.cpp_extension import BuildExtension, CppExtension
 
 ABI_TARGET = (2, 11)  # the oldest torch whose runtime may load what is built here
 PY_LIMITED_API = "cp311"  # torch defines Py_LIMITED_API itself
+PACKAGES = {"specdec_kernels": "csrc", "specdec_layers": "csrc/layers"}  # and where their native code is
 # PTX serves later GPUs, which compile it themselves. That of 10.0 serves 11.0 (Thor) too, which older nvcc do not know.
 CUDA_ARCHITECTURES = "8.0;8.6;8.9;9.0a;10.0+PTX;12.0"
 
@@ -69,13 +70,25 @@ def version_of(compiler: str) -> str:
         ) from None
 
 
-def cuda_extension(home: str) -> CppExtension:
+def cpu_extension(package: str, folder: str) -> CppExtension:
+    sources = [f"{folder}/module.cpp", *glob(f"{folder}/cpu/*.cpp"), *glob("csrc/common/*.cpp")]
+    return CppExtension(
+        f"{package}._C",
+        sorted(sources),
+        define_macros=define_macros,
+        depends=sorted(glob("csrc/**/*.*", recursive=True)),  # the source distribution has these, CUDA's as well
+        extra_compile_args=flags,
+        py_limited_api=True,
+    )
+
+
+def cuda_extension(package: str, folder: str, home: str) -> CppExtension:
     cpp_extension.CUDA_HOME = home  # which torch ignores where it has no CUDA itself
     asked = os.environ.setdefault("TORCH_CUDA_ARCH_LIST", CUDA_ARCHITECTURES)
     architectures = ":".join(asked.replace(";", " ").split())  # nvcc would take commas for several macros
     return CppExtension(
-        "specdec_kernels._C_cuda",
-        ["csrc/module_cuda.cpp", *sorted(glob("csrc/cuda/*.cu"))],
+        f"{package}._C_cuda",
+        [f"{folder}/module_cuda.cpp", *sorted(glob(f"{folder}/cuda/*.cu"))],
         define_macros=[*define_macros, ("USE_CUDA", None), ("SPECDEC_CUDA_ARCHITECTURES", architectures)],
         include_dirs=[f"{home}/include"],
         library_dirs=[f"{home}/lib64", f"{home}/lib"],  # a toolkit of its own, or of pip's packages
@@ -105,15 +118,8 @@ class KeepObjects(BuildExtension):
 home = cuda_home()
 setup(
     ext_modules=[
-        CppExtension(
-            "specdec_kernels._C",
-            ["csrc/module.cpp", *sorted(glob("csrc/cpu/*.cpp"))],
-            define_macros=define_macros,
-            depends=sorted(glob("csrc/**/*.*", recursive=True)),  # the source distribution has these, CUDA's as well
-            extra_compile_args=flags,
-            py_limited_api=True,
-        ),
-        *([cuda_extension(home)] if home else []),
+        *(cpu_extension(package, folder) for package, folder in PACKAGES.items()),
+        *(cuda_extension(package, folder, home) for package, folder in PACKAGES.items() if home),
     ],
     cmdclass={"build_ext": KeepObjects.with_options(use_ninja=True)},
     options={"bdist_wheel": {"py_limited_api": PY_LIMITED_API}},

@@ -20,9 +20,8 @@ from measure import Method, compared, interleave, prepare, summary
 from specdec.models.exchanged.huge_pages import move_to_huge_pages
 from specdec.models.exchanged.stored_weights import compute_in_float32
 from specdec.models.forward.cached_model import CachedModel
+from specdec_layers import linears
 from transformers import LlamaConfig, LlamaForCausalLM
-
-from specdec_kernels import linears
 
 SHAPES = {  # hidden, intermediate, layers, heads, heads of keys, vocabulary
     "1B": (2048, 8192, 16, 32, 8, 128256),  # Llama-3.2-1B

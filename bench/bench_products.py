@@ -17,9 +17,8 @@ import report
 import torch
 import typer
 from measure import Method, compared, interleave, prepare, summary
+from specdec_layers import linear
 from torch.nn import functional as F
-
-from specdec_kernels import linear
 
 MODELS = {  # hidden, ffn, outputs of q, k and v, vocabulary: Llama-3.1-8B and Llama-3.2-1B
     "8B": (4096, 14336, 6144, 128256),

@@ -19,8 +19,7 @@ import report
 import torch
 import typer
 from measure import Method, compared, interleave, prepare, summary
-
-from specdec_kernels import DeltaState, Feed, SsdState, conv_window, delta_step, ssd_step
+from specdec_layers import DeltaState, Feed, SsdState, conv_window, delta_step, ssd_step
 
 WINDOW, START = 12, 16  # places of a window; tokens before the first of a step
 TOKENS, ACCEPTED = (1, 4, 8), (0, 2)  # fed by a step; of the step before, which a state takes first

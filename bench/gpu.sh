@@ -110,23 +110,25 @@ decode() { # NAME SECONDS BATCHES TOKENS MODES ARGUMENTS...: what has begun when
 
 # In a copy without pyproject.toml, whose setuptools and torch may not be there. ninja builds only what has changed.
 build() {
-  local capability architectures=${TORCH_CUDA_ARCH_LIST:-}
+  local package built capability architectures=${TORCH_CUDA_ARCH_LIST:-}
   capability=$(gpu compute_cap)
   if [[ -z $architectures && $capability =~ ^([89]|1[0-9])\.[0-9]$ ]]; then architectures=${capability/#9.0/9.0a}; fi
   if [[ -z $dry ]]; then
-    mkdir -p build/gpu && rm -rf build/gpu/csrc && cp -pR setup.py csrc build/gpu/ && mkdir -p build/gpu/specdec_kernels
+    mkdir -p build/gpu && rm -rf build/gpu/csrc && cp -pR setup.py csrc build/gpu/ && mkdir -p build/gpu/specdec_{kernels,layers}
   fi
   local command=("$python" setup.py -q build_ext --inplace)
   local flags=("NVCC_APPEND_FLAGS=-Xptxas=-v") # the log has the registers and spills of every kernel
   [[ -z $architectures ]] || flags+=("TORCH_CUDA_ARCH_LIST=$architectures")
   step build 100 env -C build/gpu "${flags[@]}" "${command[@]}" ||
     step build-without-cuda 100 env -C build/gpu SPECDEC_CUDA=0 "${command[@]}" || return
-  [[ -n $dry ]] || for built in build/gpu/specdec_kernels/_C*.so; do
-    [[ ! -e $built ]] || { cp "$built" "specdec_kernels/.${built##*/}" && mv "specdec_kernels/.${built##*/}" "specdec_kernels/${built##*/}"; }
+  [[ -n $dry ]] || for package in specdec_kernels python/specdec_layers; do
+    for built in build/gpu/"${package##*/}"/_C*.so; do
+      [[ ! -e $built ]] || { cp "$built" "$package/.${built##*/}" && mv "$package/.${built##*/}" "$package/${built##*/}"; }
+    done
   done
 }
-loads() { "$python" -c 'import torch; from specdec_kernels.backends import native as n
-raise SystemExit(bool(n.missing() or (torch.cuda.is_available() and n.missing_cuda())))' 2>/dev/null; }
+loads() { "$python" -c 'import torch; from specdec_kernels.backends import native as a; from specdec_layers.backends import native as b
+raise SystemExit(any(n.missing() or (torch.cuda.is_available() and n.missing_cuda()) for n in (a, b)))' 2>/dev/null; }
 environment() { git describe --always --dirty; nvidia-smi; nvcc --version; "$python" -m pip list; }
 
 part_A() { # is it right: all that the tests know, side by side

@@ -20,9 +20,10 @@ import typer
 from measure import first_line
 from specdec import Request, Scheduler, SpeculativeDecoder, load_embedded_pair
 from specdec.models.forward.cached_model import CachedModel
+from specdec_layers import linear
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specdec_kernels import SamplingParams, linear, speculative_step
+from specdec_kernels import SamplingParams, speculative_step
 from specdec_kernels.backends import unavailable
 from specdec_kernels.testing import StepInputs, assert_same_draft, assert_same_step, random_step, reference_draft
 

@@ -10,9 +10,8 @@ from report import refuse
 from specdec.models.exchanged.stored_weights import compute_in_float32, pack_weights
 from specdec.models.load.loading import load_model
 from specdec.models.load.reduced_head import IDS, reduced_ids
+from specdec_layers import Packing
 from transformers import PreTrainedModel
-
-from specdec_kernels import Packing
 
 KINDS = {"float32": "F32", "bfloat16": "BF16", "8 bits": "Q8_0", "4 bits": "Q4_0"}  # of weights; what GGUF calls them
 PACKED = ("8 bits", "4 bits")

@@ -2,35 +2,17 @@
 // and fakes are in specdec_kernels/ops.py.
 #pragma once
 
-#include <optional>
 #include <tuple>
 #include <vector>
 
+#include "common/torch_glue.h"
 #include "core/params.h"
-#include "torch_glue.h"
 
 namespace specdec {
-
-inline Dtype dtype_of(const Tensor& tensor, const char* name = "logits") {
-  switch (tensor.scalar_type()) {
-    case ScalarType::Float:
-      return Dtype::kFloat32;
-    case ScalarType::BFloat16:
-      return Dtype::kBFloat16;
-    case ScalarType::Half:
-      return Dtype::kFloat16;
-    default:
-      STD_TORCH_CHECK(false, "specdec_kernels: ", name, " must be float32, bfloat16 or float16");
-  }
-}
-
-inline const char* bytes(const Tensor& tensor) { return static_cast<const char*>(tensor.const_data_ptr()); }
 
 inline int64_t stride_in_bytes(const Tensor& tensor, int64_t dim) {
   return tensor.stride(dim) * static_cast<int64_t>(tensor.element_size());
 }
-
-using MaybeTensor = std::optional<Tensor>;
 
 template <class T>
 const T* data_of(const MaybeTensor& tensor) {
@@ -99,7 +81,8 @@ inline AllowedRows prepared_allowed(MaybeTensor& allowed, std::initializer_list<
 }
 
 inline LogitRows rows_of(const Tensor& logits) {
-  return {bytes(logits), dtype_of(logits), stride_in_bytes(logits, 0), stride_in_bytes(logits, 1), logits.size(2)};
+  return {bytes(logits), dtype_of(logits, "logits"), stride_in_bytes(logits, 0), stride_in_bytes(logits, 1),
+          logits.size(2)};
 }
 
 // The draft's logits [B, rows, V], or the length of d2t instead of V, if there are any.
@@ -141,7 +124,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> draft_step(Tensor logits, Sam
   Tensor status = empty_on(logits, {batch}, ScalarType::Int);
   const DraftStepParams params = {
       .logits = bytes(logits),
-      .dtype = dtype_of(logits),
+      .dtype = dtype_of(logits, "logits"),
       .row_stride = stride_in_bytes(logits, 0),
       .batch = batch,
       .vocabulary = logits.size(1),
@@ -239,7 +222,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> draft_children(Tensor logits,
   Tensor status = empty_on(logits, {batch}, ScalarType::Int);
   const DraftChildrenParams params = {
       .logits = bytes(logits),
-      .dtype = dtype_of(logits),
+      .dtype = dtype_of(logits, "logits"),
       .row_stride = stride_in_bytes(logits, 0),
       .batch = batch,
       .vocabulary = logits.size(1),

@@ -1,8 +1,7 @@
 """Schemas and fakes of every operation: the contract that native code and backends implement. Imports torch only.
 
 Each operation exists once for native code (``draft_step``: the dispatcher picks CPU or CUDA by the tensors' device) and
-once for every Python backend (``draft_step_reference``). All are pure functions of their tensors, but for those of
-recurrent layers, whose schemas say what they write.
+once for every Python backend (``draft_step_reference``). All are pure functions of their tensors.
 """
 
 from __future__ import annotations
@@ -77,21 +76,6 @@ SCHEMAS = {
         " Tensor? num_nodes, Tensor?[] sampling, Tensor seed, Tensor position, int rule, int depth) -> (Tensor path,"
         " Tensor tokens, Tensor num_accepted, Tensor num_emitted, Tensor status)"
     ),
-    # The fields of DeltaState or SsdState, then the token's inputs, then those of Feed.
-    "conv_window": (
-        "(Tensor(a!) window, Tensor x, Tensor weight, Tensor? bias, bool silu, Tensor start, Tensor valid,"
-        " Tensor? parents, int first_row) -> Tensor"
-    ),
-    "delta_step": (
-        "(Tensor(a!) state, Tensor(b!) base, Tensor(c!) window_k, Tensor(d!) window_v, Tensor(e!) window_g,"
-        " Tensor(f!) window_beta, Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor start, Tensor commit,"
-        " Tensor valid, Tensor? parents, int first_row, bool keep, bool normalize) -> Tensor"
-    ),
-    "ssd_step": (
-        "(Tensor(a!) state, Tensor(b!) base, Tensor(c!) window_x, Tensor(d!) window_dt, Tensor(e!) window_B, Tensor x,"
-        " Tensor dt, Tensor B, Tensor C, Tensor A, Tensor? D, Tensor start, Tensor commit, Tensor valid,"
-        " Tensor? parents, int first_row, bool keep) -> Tensor"
-    ),
 }
 
 
@@ -138,10 +122,6 @@ _FAKES = {
     "speculative_step": _speculative_step_fake,
     "draft_children": _draft_children_fake,
     "verify_tree": _verify_tree_fake,
-    "conv_window": lambda window, x, *rest: torch.empty_like(x, memory_format=torch.contiguous_format),
-    # Of the state's dtype: float32, or float64 for float64 inputs (``reference`` only).
-    "delta_step": lambda state, base, k, v, g, beta, q, *rest: state.new_empty((*q.shape[:2], *v.shape[2:])),
-    "ssd_step": lambda state, base, wx, dt, B, x, *rest: state.new_empty(x.shape),
 }
 
 
@@ -174,92 +154,6 @@ def _define(schema: str, fake: Callable) -> None:
 for _stem, _schema in SCHEMAS.items():
     for _variant in VARIANTS:
         _define(f"{_stem}{_variant}{_schema}", _FAKES[_stem])
-
-
-def _outputs(x: torch.Tensor, count: int) -> torch.Tensor:
-    return x.new_empty((*x.shape[:-1], count))
-
-
-# x [B, q, inputs], weights [outputs, inputs] each -> [B, q, outputs] each: native code's, on a CPU and a GPU.
-# Or, with a Packing that is not NONE, uint8 [outputs, bytes of a row].
-_define(
-    "linear(Tensor x, Tensor[] weights, Tensor?[] biases, int[] packings) -> Tensor[]",
-    lambda x, weights, *rest: [_outputs(x, weight.shape[0]) for weight in weights],
-)
-
-# x [B, q, inputs], norm_weight [inputs], weight [outputs, inputs] -> [B, q, outputs]. With a gate, 1 (SiLU) or 2 (GELU
-# by tanh) instead of 0, weight [2 outputs, inputs]. base [B, q, outputs].
-for _variant in ("", "_reference"):
-    _define(
-        f"norm_linear{_variant}(Tensor x, Tensor norm_weight, float epsilon, float offset, bool round_first,"
-        " Tensor weight, Tensor? bias, int gate) -> Tensor",
-        lambda x, norm_weight, epsilon, offset, round_first, weight, bias, gate: _outputs(
-            x, weight.shape[0] // (2 if gate else 1)
-        ),
-    )
-    _define(
-        f"add_linear{_variant}(Tensor base, Tensor x, Tensor weight, Tensor? bias) -> Tensor",
-        lambda base, x, weight, bias: _outputs(x, weight.shape[0]),
-    )
-
-# q [n, H, T, D], k [n, H_kv, S, D], v [n, H_kv, S, D_v], seen [n, T, 2 + P] -> [n, T, H, D_v].
-for _name in ("attend", "attend_reference"):
-    _define(
-        f"{_name}(Tensor q, Tensor k, Tensor v, Tensor seen, float scale, float cap, Tensor? sinks) -> Tensor",
-        lambda q, k, v, *rest: q.new_empty((q.shape[0], q.shape[2], q.shape[1], v.shape[3])),
-    )
-# The same over keys and values [n, H_kv, S, ...] to which k [n, H_kv, T, D] and v [n, H_kv, T, D_v] are written first.
-for _name in ("store_and_attend_reference", "store_and_attend_triton"):
-    _define(
-        f"{_name}(Tensor q, Tensor? k, Tensor? v, Tensor(a!) keys, Tensor(b!) values, Tensor? slots, Tensor seen,"
-        " Tensor? cos, Tensor? sin, Tensor? sinks, Tensor(c!)? counter, float scale, float cap) -> Tensor",
-        lambda q, k, v, keys, values, *rest: q.new_empty((q.shape[0], q.shape[2], q.shape[1], values.shape[3])),
-    )
-
-
-def _as_first(x: torch.Tensor, *others: object) -> torch.Tensor:
-    """The result of an operation that gives as many numbers as its first tensor has."""
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-def _angles(
-    positions: torch.Tensor, frequencies: torch.Tensor, scale: float, dtype: torch.dtype | None = None
-) -> tuple[torch.Tensor, ...]:
-    shape = (*positions.shape, 2 * frequencies.shape[0])
-    return tuple(frequencies.new_empty(shape, dtype=dtype) for _ in range(2))
-
-
-# Of float32 on a CPU by native code. x [..., size], weight [size].
-_define("rms_norm(Tensor x, Tensor? weight, float epsilon, float offset) -> Tensor", _as_first)
-# x [n, H, T, D], cos and sin [n or 1, T, D].
-_define("rotate(Tensor x, Tensor cos, Tensor sin) -> Tensor", _as_first)
-# positions [n, T] int64, frequencies [D / 2].
-_define("rope_angles(Tensor positions, Tensor frequencies, float scale) -> (Tensor, Tensor)", _angles)
-# gate and up [n, T, size].
-_define("gated(Tensor gate, Tensor up, bool gelu) -> Tensor", _as_first)
-# The same by Triton, also of bfloat16 and float16.
-_define("rms_norm_triton(Tensor x, Tensor? weight, float epsilon, float offset, bool round_first) -> Tensor", _as_first)
-_define("rotate_triton(Tensor x, Tensor cos, Tensor sin) -> Tensor", _as_first)
-_define(
-    "rope_angles_triton(Tensor positions, Tensor frequencies, float scale, ScalarType dtype) -> (Tensor, Tensor)",
-    _angles,
-)
-_define("gated_triton(Tensor gate, Tensor up, bool gelu) -> Tensor", _as_first)
-# x and delta [..., size], weights [size].
-_define(
-    "add_rms_norm_triton(Tensor x, Tensor delta, Tensor? weight, float epsilon, float offset, bool round_first,"
-    " Tensor? delta_weight, float delta_epsilon) -> (Tensor, Tensor)",
-    lambda x, *others: (_as_first(x), _as_first(x)),
-)
-# x and y float32 of one shape.
-_define("add(Tensor x, Tensor y) -> Tensor", _as_first)
-# target [N, size], rows [n] int64, source [n, size] of any dtype.
-_define("write_rows(Tensor(a!) target, Tensor rows, Tensor source) -> ()", lambda *_: None)
-# x of any dtype and strides; a dense copy in this shape.
-_define("reshaped(Tensor x, SymInt[] shape) -> Tensor", lambda x, shape: x.new_empty(shape))
-
-# Those of the call that a program keeps next (program_api.py).
-_library.define("keep_results(Tensor[] results) -> ()")
 
 
 def implement(name: str, function: Callable) -> None:

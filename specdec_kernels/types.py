@@ -89,41 +89,6 @@ class Status(enum.IntFlag):
     TARGET_FAULTS = enum.nonmember(TARGET_NAN | TARGET_POSITIVE_INFINITY | TARGET_EMPTY)
 
 
-class Packing(enum.IntEnum):
-    """How a weight is stored that is no tensor of floats. On a CPU in blocks of GGUF, each of some inputs of a row in a
-    number of bytes, with scales of its own; the values are those of GGUF's GGMLQuantizationType. On an NVIDIA GPU as
-    ``INT8``, which no file has (:func:`specdec_kernels.pack_int8`). ``NONE``: the tensor's dtype says it."""
-
-    NONE = 0
-    Q4_0 = 2
-    Q4_1 = 3
-    Q8_0 = 8
-    Q4_K = 12
-    Q6_K = 14
-    INT8 = 256
-
-    @property
-    def is_of_blocks(self) -> bool:
-        """Whether rows are GGUF's blocks."""
-        return self not in (Packing.NONE, Packing.INT8)
-
-    @property
-    def block(self) -> tuple[int, int]:
-        """The inputs of a block, and its bytes. Of ``NONE``, (1, 0); of ``INT8`` without the scale of its row."""
-        return _BLOCKS[self]
-
-
-_BLOCKS = {
-    Packing.NONE: (1, 0),
-    Packing.Q4_0: (32, 18),
-    Packing.Q4_1: (32, 20),
-    Packing.Q8_0: (32, 34),
-    Packing.Q4_K: (256, 144),
-    Packing.Q6_K: (256, 210),
-    Packing.INT8: (64, 64),
-}
-
-
 # float32 resolves l / T - lse to about |l / T| * 6e-8; below this temperature that is no longer a distribution.
 MIN_TEMPERATURE = 1e-3
 # Above some 8e37, 1 / T is a denormal number, which many devices take for 0: masked logits, -inf, times 0 are NaN.
@@ -154,7 +119,6 @@ _LIMITS = {
 }
 
 
-MOST_ATTENDING = 8  # new tokens of a row that ``store_and_attend`` takes in one launch
 TABLE_PADDING = 2**62  # in TokenTable.ids, where there is no token
 MAX_WIDTH = 1024  # the most children of one node that ``draft_children`` draws
 

@@ -11,18 +11,27 @@ import pytest
 from support import ROOT
 
 TOOL = runpy.run_path(str(ROOT / "tools" / "build_wheel.py"))
-EXTENSION = TOOL["EXTENSION"]
+EXTENSION, OTHER = TOOL["EXTENSIONS"]
 NAME = "specdec_kernels-0.1.0-cp311-abi3-manylinux_2_28_x86_64.whl"
+
+
+def built(extension: str) -> bytes:
+    found = importlib.util.find_spec(extension.removesuffix(".abi3.so").replace("/", "."))
+    assert found is not None and found.origin is not None
+    return Path(found.origin).read_bytes()
 
 
 @pytest.fixture
 def files() -> dict[str, bytes]:
-    """What a wheel has; of all but the extension only the names count."""
-    found = importlib.util.find_spec("specdec_kernels._C")
-    assert found is not None and found.origin is not None
+    """What a wheel has; of all but the extensions only the names count."""
     names = TOOL["wanted"]()
-    assert {"specdec/py.typed", "specdec/embedded/LICENSE", "specdec_kernels/testing/__init__.py"} <= names
-    return dict.fromkeys(names, b"") | {EXTENSION: Path(found.origin).read_bytes()}
+    assert {
+        "specdec/py.typed",
+        "specdec/embedded/LICENSE",
+        "specdec_kernels/testing/__init__.py",
+        "specdec_layers/ops.py",
+    } <= names
+    return dict.fromkeys(names, b"") | {name: built(name) for name in (EXTENSION, OTHER)}
 
 
 def faults(folder: Path, files: dict[str, bytes], name: str = NAME) -> list[str]:
@@ -42,13 +51,14 @@ def test_a_name_for_one_python(files, tmp_path):
 
 
 def test_files_that_are_missing_or_too_many(files, tmp_path):
-    other = "specdec_kernels/_C.cpython-311-x86_64-linux-gnu.so"
-    files[other] = files.pop(EXTENSION)
+    wrong = "specdec_kernels/_C.cpython-311-x86_64-linux-gnu.so"
+    files[wrong] = files.pop(EXTENSION)
     del files["specdec/py.typed"]
     missing = ["specdec/py.typed: is missing", f"{EXTENSION}: is missing"]
-    assert faults(tmp_path, files) == [*missing, f"{other}: should not be there"]
+    assert faults(tmp_path, files) == [*missing, f"{wrong}: should not be there"]
 
 
 def test_libraries_that_not_every_system_has(files, tmp_path):
-    files[EXTENSION] = files[EXTENSION].replace(b"libc10.so\0", b"libX10.so\0")
-    assert faults(tmp_path, files) == [f"{EXTENSION}: needs libX10.so"]
+    for extension in (EXTENSION, OTHER):
+        files[extension] = files[extension].replace(b"libc10.so\0", b"libX10.so\0")
+    assert faults(tmp_path, files) == [f"{extension}: needs libX10.so" for extension in (EXTENSION, OTHER)]

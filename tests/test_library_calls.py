@@ -20,7 +20,8 @@ from torch.nn.attention.flex_attention import FlexKernelOptions
 from specdec_kernels.backends.triton.tables import options
 
 LIBRARIES = {"torch", "triton", "transformers"}
-SOURCES = [*(ROOT / "python" / "specdec").rglob("*.py"), *(ROOT / "specdec_kernels").rglob("*.py")]
+PACKAGES = (ROOT / "python" / "specdec", ROOT / "python" / "specdec_layers", ROOT / "specdec_kernels")
+SOURCES = [file for package in PACKAGES for file in package.rglob("*.py")]
 
 
 class Use(NamedTuple):

@@ -1,12 +1,15 @@
-"""The rooms of ``specdec``: a room imports only rooms to its left, and of ``specdec_kernels`` only its public names."""
+"""The rooms of ``specdec``: a room imports only rooms to its left, and only public names of the packages of operations,
+which know nothing of each other."""
 
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
 import specdec
+import specdec_layers
 from support import ROOT
 
 import specdec_kernels
@@ -94,15 +97,38 @@ def test_there_are_no_circles():
     assert not left
 
 
-def test_only_public_names_of_the_kernels():
+OPERATIONS = {package.__name__: package for package in (specdec_kernels, specdec_layers)}
+
+
+def test_only_public_names_of_the_operations():
     for file in sorted(PACKAGE.rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "specdec_kernels":
+            if isinstance(node, ast.ImportFrom) and (package := OPERATIONS.get((node.module or "").split(".")[0])):
                 names = {alias.name for alias in node.names}
-                public = node.module == "specdec_kernels" and names <= {*specdec_kernels.__all__, "__version__"}
+                public = node.module == package.__name__ and names <= {*package.__all__, "__version__"}
                 assert public, f"{file}: from {node.module} import {', '.join(sorted(names))}"
             if isinstance(node, ast.Import):
-                assert not any(alias.name.startswith("specdec_kernels.") for alias in node.names), file
+                assert not any(alias.name.startswith(tuple(f"{p}." for p in OPERATIONS)) for alias in node.names), file
+
+
+OF_SAMPLING = r"core/(accept|distribution|params|random|tree)\.h"
+# What does not stand in some sources. The package ``specdec`` stands in neither.
+UNKNOWN = {
+    ("specdec_kernels", "csrc/cpu", "csrc/cuda", "csrc/*.*"): r"specdec_layers|layers/",
+    ("python/specdec_layers", "csrc/layers"): rf"specdec_kernels|{OF_SAMPLING}|\.\./\.\./(cpu|cuda)/",
+    ("csrc/common",): rf"specdec_(kernels|layers)|{OF_SAMPLING}|\.\./(cpu|cuda|layers)/",
+}
+
+
+@pytest.mark.parametrize("parts", UNKNOWN, ids=lambda parts: parts[0])
+def test_operations_know_nothing_of_each_other_or_of_models(parts):
+    """Those of sampling and those of layers; and the native code that both are made of, nothing of either."""
+    unknown = re.compile(rf"{UNKNOWN[parts]}|(from|import) specdec\b")
+    files = [
+        f for part in parts for found in ROOT.glob(part) for f in (found.rglob("*") if found.is_dir() else [found])
+    ]
+    sources = [file for file in files if file.suffix in (".py", ".h", ".cpp", ".cu")]
+    assert sources and not [str(file) for file in sources if unknown.search(file.read_text())]
 
 
 def test_public_names_are_where_the_package_looks_for_them():

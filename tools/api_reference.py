@@ -29,6 +29,7 @@ MODULES = (
     "specdec.loop.step",
     "specdec.loop.typical",
     "specdec_kernels",
+    "specdec_layers",
 )
 # Names of other libraries that docstrings mention; they are looked up there.
 OTHERS = ("torch", "transformers", "asyncio", "contextlib", "builtins")
@@ -93,7 +94,7 @@ def resolves(name: str, module: ModuleType, owner: type | None) -> bool:
     places = [module, *map(importlib.import_module, (*MODULES, *OTHERS))]
     if owner is not None and not rest and first in attributes(owner):
         return True
-    if first in ("specdec", "specdec_kernels", *OTHERS):
+    if first in ("specdec", "specdec_kernels", "specdec_layers", *OTHERS):
         for end in range(len(rest) + 1, 0, -1):
             try:
                 value: object = importlib.import_module(".".join((first, *rest)[:end]))

@@ -26,12 +26,22 @@ from typing import Annotated
 import typer
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = {"specdec": ROOT / "python" / "specdec", "specdec_kernels": ROOT / "specdec_kernels"}
+PACKAGES = {
+    "specdec": ROOT / "python" / "specdec",
+    "specdec_kernels": ROOT / "specdec_kernels",
+    "specdec_layers": ROOT / "python" / "specdec_layers",
+}
 NAME = re.compile(r"specdec_kernels-[\w.]+-cp311-abi3-(?:many)?linux_\w+\.whl")
-EXTENSION = "specdec_kernels/_C.abi3.so"
+EXTENSIONS = ("specdec_kernels/_C.abi3.so", "specdec_layers/_C.abi3.so")
 # Torch's are loaded by `import torch` before ours; the others belong to every system that manylinux describes.
 LIBRARIES = re.compile(r"lib(torch|torch_cpu|c10|stdc\+\+|gcc_s|m|c|pthread|dl|rt)\.so(\.\d+)?|ld-linux\S*\.so\.\d+")
-COPIED = ("tests", "bench", "csrc", "setup.py", "pyproject.toml")  # what the kernels' tests read, without the packages
+COPIED = (
+    "tests",
+    "bench",
+    "csrc",
+    "setup.py",
+    "pyproject.toml",
+)  # what the operations' tests read, without the packages
 OF_TESTS = ("pytest", "pytest-xdist", "hypothesis", "scipy", "setuptools>=77")
 NO_COMPILER = {"CC": "/bin/false", "CXX": "/bin/false"}
 
@@ -43,36 +53,37 @@ def run(*command: object, cwd: Path = ROOT, env: Mapping[str, str] | None = None
 
 
 def wanted() -> set[str]:
-    """The files of both packages, by their names in a wheel."""
+    """The files of all packages, by their names in a wheel."""
     sources = {
         f"{package}/{file.relative_to(folder)}"
         for package, folder in PACKAGES.items()
         for file in folder.rglob("*")
         if file.is_file() and "__pycache__" not in file.parts and file.suffix != ".so"
     }
-    return sources | {EXTENSION}
+    return sources | {*EXTENSIONS}
 
 
 def faults(wheel: Path) -> list[str]:
-    """What is wrong with a wheel: its name, files that are missing or too many, and what its extension needs."""
+    """What is wrong with a wheel: its name, files that are missing or too many, and what its extensions need."""
     wrong = [] if NAME.fullmatch(wheel.name) else [f"{wheel.name}: not the name of a cp311-abi3 wheel for Linux"]
     with zipfile.ZipFile(wheel) as archive, tempfile.TemporaryDirectory() as folder:
         files = [entry.filename for entry in archive.infolist() if not entry.is_dir()]
         inside = {name for name in files if not name.partition("/")[0].endswith(".dist-info")}
         wrong += [f"{name}: is missing" for name in sorted(wanted() - inside)]
         wrong += [f"{name}: should not be there" for name in sorted(inside - wanted())]
-        if EXTENSION in inside:
-            wrong += needs_too_much(Path(archive.extract(EXTENSION, folder)))
+        for extension in EXTENSIONS:
+            if extension in inside:
+                wrong += needs_too_much(extension, Path(archive.extract(extension, folder)))
     return wrong
 
 
-def needs_too_much(extension: Path) -> list[str]:
+def needs_too_much(name: str, extension: Path) -> list[str]:
     command = ["readelf", "--dynamic", "--wide", extension]
     dynamic = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     needed = re.findall(r"\(NEEDED\).*\[(.+)\]", dynamic)
     paths = re.findall(r"\((?:RPATH|RUNPATH)\).*\[(.+)\]", dynamic)
-    wrong = [f"{EXTENSION}: needs {name}" for name in needed if not LIBRARIES.fullmatch(name)]
-    return wrong + [f"{EXTENSION}: looks for libraries in {path}" for path in paths]
+    wrong = [f"{name}: needs {library}" for library in needed if not LIBRARIES.fullmatch(library)]
+    return wrong + [f"{name}: looks for libraries in {path}" for path in paths]
 
 
 def check(wheel: Path) -> None:
@@ -101,7 +112,7 @@ def build(output: Path) -> Path:
 
 
 def test(wheel: Path, torch: str) -> None:
-    """Installs a wheel beside a torch, where no compiler is, and runs the kernels' everyday tests against it."""
+    """Installs a wheel beside a torch, where no compiler is, and runs the operations' everyday tests against it."""
     with tempfile.TemporaryDirectory() as temporary:
         folder, copy = Path(temporary) / "environment", Path(temporary) / "copy"
         run(sys.executable, "-m", "venv", folder)
@@ -120,7 +131,7 @@ def test(wheel: Path, torch: str) -> None:
         # These have a compiler: they run the CUDA kernels on a CPU, which they build from csrc/.
         everyday = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "auto", "--maxprocesses", "4")
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        run(python, *everyday, "--dist", "worksteal", "tests/kernels", cwd=copy, env=environment)
+        run(python, *everyday, "--dist", "worksteal", "tests/kernels", "tests/layers", cwd=copy, env=environment)
     print(f"{wheel.name}: passed with torch {torch}", flush=True)
 
 

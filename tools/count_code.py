@@ -59,7 +59,7 @@ def main(root: Path) -> None:
     print(f"{'':28}{'files':>7}{'lines':>8}{'code':>8}{'classes':>9}{'> 8 params':>12}")
     counted("loop, decoder, serving, K", core)
     counted("python/specdec", package.rglob("*.py"))
-    for folder in ("specdec_kernels", "bench", "tests/mutations", "tests"):
+    for folder in ("specdec_kernels", "python/specdec_layers", "bench", "tests/mutations", "tests"):
         counted(folder, (root / folder).rglob("*.py"))
 
 

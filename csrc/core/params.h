@@ -3,12 +3,9 @@
 #pragma once
 
 #include "accept.h"
+#include "dtype.h"
 
 namespace specdec {
-
-enum class Dtype : int32_t { kFloat32, kBFloat16, kFloat16 };
-
-SPECDEC_HD int64_t size_in_bytes(Dtype dtype) { return dtype == Dtype::kFloat32 ? 4 : 2; }
 
 // Logits of B sequences with N rows each. A row is dense.
 struct LogitRows {

@@ -1,5 +1,6 @@
 #include "block.h"
 
+#include "../common/instruction_set.h"
 #include "block_bins.h"
 #include "block_draws.h"
 #include "block_nucleus.h"
@@ -33,7 +34,7 @@ SPECDEC_BODY int64_t copy_body(Row row, int64_t block, float* out) {
 #define SPECDEC_ALONE __attribute__((noinline))
 
 // All functions for one instruction set, `attributes`. t: inverse temperature; c: cutoff; s: stream.
-#define SPECDEC_KERNELS(name, label, attributes, Vector, prefix)                                                       \
+#define SPECDEC_KERNELS(name, attributes, Vector, prefix)                                                              \
   namespace name {                                                                                                     \
   SPECDEC_PHILOX_WORDS(attributes, Vector, prefix)                                                                     \
   SPECDEC_KERNEL(attributes, float, max, (Row row, int64_t block, float* lanes), row, row, block, lanes)               \
@@ -109,48 +110,21 @@ SPECDEC_BODY int64_t copy_body(Row row, int64_t block, float* out) {
     return draw_index_body(philox_words, w, n, noise, s);                                                              \
   }                                                                                                                    \
   attributes int64_t copy(Row row, int64_t block, float* out) { return copy_body(row, block, out); }                   \
-  constexpr BlockKernels kernels = {label, max,           stats,     mark,       split, sample,                        \
-                                    tally, sample_range,  sum_above, histogram,  range, residual_sum,                  \
-                                    draw,  draw_residual, arrivals,  draw_index, find,  copy};                         \
+  constexpr BlockKernels kernels = {max,           stats,     mark,       split, sample,       tally,                  \
+                                    sample_range,  sum_above, histogram,  range, residual_sum, draw,                   \
+                                    draw_residual, arrivals,  draw_index, find,  copy};                                \
   }
 
-SPECDEC_KERNELS(baseline, "baseline", , __m128i, _mm)
+SPECDEC_KERNELS(baseline, , __m128i, _mm)
 #if defined(__x86_64__)
-SPECDEC_KERNELS(avx2, "avx2", __attribute__((target("avx2,fma"))), __m256i, _mm256)
+SPECDEC_KERNELS(avx2, __attribute__((target("avx2,fma"))), __m256i, _mm256)
 #if defined(__clang__)
-SPECDEC_KERNELS(avx512, "avx512", __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"))), __m512i,
-                _mm512)
+SPECDEC_KERNELS(avx512, __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"))), __m512i, _mm512)
 #else
-SPECDEC_KERNELS(avx512, "avx512",
-                __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,prefer-vector-width=512"))), __m512i,
-                _mm512)
+SPECDEC_KERNELS(avx512, __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,prefer-vector-width=512"))),
+                __m512i, _mm512)
 #endif
 #endif
-
-std::vector<const BlockKernels*> find_kernels() {
-  std::vector<const BlockKernels*> found = {&baseline::kernels};
-#if defined(__x86_64__)
-  __builtin_cpu_init();
-  const bool has_avx2 =
-      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-  if (has_avx2) found.push_back(&avx2::kernels);
-  if (has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
-    found.push_back(&avx512::kernels);
-  }
-#endif
-  return found;
-}
-
-const std::vector<const BlockKernels*>& all_kernels() {
-  static const std::vector<const BlockKernels*> found = find_kernels();
-  return found;
-}
-
-const BlockKernels*& kernels_in_use() {
-  static const BlockKernels* used = all_kernels().back();
-  return used;
-}
 
 }  // namespace
 
@@ -177,21 +151,18 @@ void DraftDistribution::entries(int64_t block, int64_t* begin, int64_t* end) con
   *end = std::lower_bound(first, ids + num_entries, (block + 1) * kBlock) - ids;
 }
 
-const BlockKernels& block_kernels() { return *kernels_in_use(); }
-
-std::vector<std::string> instruction_sets() {
-  std::vector<std::string> names;
-  for (const BlockKernels* kernels : all_kernels()) names.push_back(kernels->instruction_set);
-  return names;
-}
-
-bool use_instruction_set(const std::string& name) {
-  for (const BlockKernels* kernels : all_kernels()) {
-    if (name != kernels->instruction_set) continue;
-    kernels_in_use() = kernels;
-    return true;
+const BlockKernels& block_kernels() {
+#if defined(__x86_64__)
+  switch (instruction_set()) {
+    case InstructionSet::kAvx512:
+      return avx512::kernels;
+    case InstructionSet::kAvx2:
+      return avx2::kernels;
+    default:
+      break;
   }
-  return false;
+#endif
+  return baseline::kernels;
 }
 
 float logit_at(Row row, int64_t token) {

@@ -1,10 +1,7 @@
-// Vectorised work on one block of a row, compiled for several instruction sets. The best one that the machine has is
-// used, or the one that `use_instruction_set` chose.
+// Vectorised work on one block of a row, compiled for several instruction sets.
 #pragma once
 
 #include <cstdint>
-#include <string>
-#include <vector>
 
 #include "../core/distribution.h"
 #include "../core/params.h"
@@ -55,6 +52,9 @@ struct DraftDistribution {
 };
 
 constexpr int kLanes = 32;  // partial sums and maxima of a block: lane i has the logits i, i + 32, ...
+
+// A thread is worth its cost from about 16 blocks on, some 3 µs of work.
+constexpr int64_t kGrainBlocks = 16;
 
 // A range of logits, cut into bins in descending order: bin 0 has the largest logits. Bins are of equal width either in
 // the logits or in their keys (ordered_key).
@@ -109,7 +109,6 @@ struct Race {
 };
 
 struct BlockKernels {
-  const char* instruction_set;
   // The largest logit of a block, NaN if any is NaN. Stores every lane's largest in `lanes`, unless that is null.
   float (*max)(Row row, int64_t block, float* lanes);
   // The same with the sum of weights relative to the largest logit.
@@ -148,14 +147,8 @@ struct BlockKernels {
   int64_t (*copy)(Row row, int64_t block, float* out);
 };
 
-// The kernels that operations use.
+// The kernels of the instruction set in use.
 const BlockKernels& block_kernels();
-
-// The instruction sets that this machine has, from the plainest to the best. The first, baseline, is everywhere.
-std::vector<std::string> instruction_sets();
-
-// Makes operations use this instruction set; false if the machine lacks it. Not while an operation runs.
-bool use_instruction_set(const std::string& name);
 
 // One logit as float32.
 float logit_at(Row row, int64_t token);

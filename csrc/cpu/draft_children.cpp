@@ -1,7 +1,7 @@
 #include <algorithm>
 
+#include "../common/parallel.h"
 #include "operations.h"
-#include "parallel.h"
 #include "sampling.h"
 
 namespace specdec::cpu {

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <memory>
 
+#include "../common/parallel.h"
 #include "nucleus.h"
-#include "parallel.h"
 
 namespace specdec::cpu {
 namespace {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "parallel.h"
+#include "../common/parallel.h"
 
 namespace specdec::cpu {
 namespace {

@@ -6,7 +6,7 @@
 // does not change which prefix is kept.
 #include <algorithm>
 
-#include "parallel.h"
+#include "../common/parallel.h"
 #include "verification.h"
 
 namespace specdec::cpu {

@@ -1,6 +1,6 @@
 // Rule `coupled` (Daliri et al., arXiv 2408.07978): each position has its own noise, with which p's race is run. A
 // draft is accepted iff it wins.
-#include "parallel.h"
+#include "../common/parallel.h"
 #include "verification.h"
 
 namespace specdec::cpu {

@@ -1,5 +1,5 @@
 // Rule `token`: Leviathan et al., arXiv 2211.17192, Algorithm 1 = Chen et al., arXiv 2302.01318, Algorithm 2.
-#include "parallel.h"
+#include "../common/parallel.h"
 #include "verification.h"
 
 namespace specdec::cpu {

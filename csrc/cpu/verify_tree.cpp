@@ -7,7 +7,7 @@
 // read.
 #include <algorithm>
 
-#include "parallel.h"
+#include "../common/parallel.h"
 #include "tree.h"
 
 namespace specdec::cpu {

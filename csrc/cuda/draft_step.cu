@@ -1,4 +1,4 @@
-#include "launch.h"
+#include "../common/launch.h"
 #include "stages.h"
 
 namespace specdec::cuda {

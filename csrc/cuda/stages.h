@@ -3,9 +3,9 @@
 // on a GPU (launch.h), and runs fibers in tests.
 #pragma once
 
+#include "../common/grid.h"
 #include "decide.h"
 #include "draft.h"
-#include "grid.h"
 #include "measure.h"
 #include "operations.h"
 #include "select.h"

@@ -11,8 +11,8 @@ from ..forks import survive_forks
 from ..ops import handle
 from ..types import Backend
 
-# The operations that it has; Triton has all others on a GPU.
-OF_CUDA = ("draft_step", "speculative_step", "linear", "norm_linear", "add_linear")
+# The operations that it has; Triton has those of trees as well.
+OF_CUDA = ("draft_step", "speculative_step")
 
 
 def unavailable(backend: str, device_type: str) -> str | None:
@@ -84,13 +84,7 @@ def _suffix(stem: str, backend: str, device_type: str) -> str:
     match backend:
         case Backend.REFERENCE:
             survive_forks()
-            from . import (  # noqa: F401  register the operations
-                reference,
-                reference_attend,
-                reference_linear,
-                reference_recurrent,
-                reference_tree,
-            )
+            from . import reference, reference_tree  # noqa: F401  register the operations
 
             return "_reference"
         case Backend.TRITON:

@@ -8,9 +8,8 @@ from functools import partial
 import bench_recurrent
 import pytest
 import torch
+from specdec_layers import Feed
 from support.benches import run_main
-
-from specdec_kernels import Feed
 
 SMALL = {
     "delta rule": partial(bench_recurrent.delta_rule, heads=4, key_heads=2, size=8),

@@ -104,7 +104,7 @@ def test_profile(tmp_path, folders, monkeypatch):
     steps = [event for event in events if event.get("name") == "specdec_kernels::speculative_step"]
     assert len(steps) == 2 and path.stat().st_size < 500_000 and list(tmp_path.iterdir()) == [path]
     assert result.stdout == run("generate", PROMPT, *SHORT, "-k", 2, *folders).stdout
-    assert "CPU ms part calls operation" in result.stderr and "specdec_kernels::linear" in result.stderr
+    assert "CPU ms part calls operation" in result.stderr and "specdec_layers::linear" in result.stderr
     assert f"2 steps and the prefill are in '{path}'" in result.stderr
 
 

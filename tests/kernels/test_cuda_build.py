@@ -1,4 +1,4 @@
-"""Builds the CUDA extension, without a GPU, for every architecture of setup.py, or for those that TORCH_CUDA_ARCH_LIST
+"""Builds the CUDA extensions, without a GPU, for every architecture of setup.py, or for those that TORCH_CUDA_ARCH_LIST
 names, as in .ci/run, which has less time. Checks ptxas' report on each kernel, undefined symbols, and that the packages
 import with a torch without CUDA. Takes minutes: ``pytest -m nvcc``."""
 
@@ -22,6 +22,7 @@ ARCHITECTURES = {f"sm_{each.removesuffix('+PTX').replace('.', '')}" for each in 
 }  # fmt: skip
 NAMES = ("measure", "select", "sums", "race", "decide", "draft", "linear")
 KERNELS = {f"{name}_kernel" for name in NAMES}
+PACKAGES = ("specdec_kernels", "specdec_layers")
 
 pytestmark = [pytest.mark.nvcc, pytest.mark.skipif(NVCC is None, reason="nvcc is not there")]
 
@@ -29,7 +30,7 @@ pytestmark = [pytest.mark.nvcc, pytest.mark.skipif(NVCC is None, reason="nvcc is
 BUILD = """
 import runpy, setuptools, sys
 whole = setuptools.setup
-setuptools.setup = lambda ext_modules, **more: whole(ext_modules=ext_modules[1:], **more)
+setuptools.setup = lambda ext_modules, **more: whole(ext_modules=ext_modules[2:], **more)
 sys.argv = ["setup.py", "build_ext", "--inplace"]
 runpy.run_path("setup.py", run_name="__main__")
 """
@@ -37,12 +38,14 @@ runpy.run_path("setup.py", run_name="__main__")
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory) -> tuple[Path, str]:
-    """(a copy of the packages with the extension, the output of the build). The C++ extension, the first of setup.py's,
-    is copied as it was built."""
+    """(a copy of the packages with the extensions, the output of the build). The C++ extensions, the first two of
+    setup.py's, are copied as they were built."""
     copy = tmp_path_factory.mktemp("cuda")
     shutil.copy2(ROOT / "setup.py", copy)
-    for folder in ("csrc", "specdec_kernels"):
-        shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__", "_C_cuda*"))
+    for folder in ("csrc", "specdec_kernels", "python/specdec_layers"):
+        shutil.copytree(
+            ROOT / folder, copy / Path(folder).name, ignore=shutil.ignore_patterns("__pycache__", "_C_cuda*")
+        )
     done = subprocess.run(
         [sys.executable, "-c", BUILD],
         cwd=copy,
@@ -70,13 +73,14 @@ def test_registers_and_memory(built):
 
 
 def test_no_warnings(built):
-    assert not re.findall(r".*(?:ptxas warning|csrc/cuda\S*: warning|csrc/cuda\S* warning).*", built[1])
+    assert not re.findall(r".*(?:ptxas warning|csrc/\S*cuda\S*: warning|csrc/\S*cuda\S* warning).*", built[1])
 
 
-def test_open_symbols(built):
+@pytest.mark.parametrize("package", PACKAGES)
+def test_open_symbols(built, package):
     """Undefined symbols are torch's C functions, Python's and the system's only: the CUDA runtime is linked
     statically."""
-    (library,) = built[0].glob("specdec_kernels/_C_cuda*.so")
+    (library,) = (built[0] / package).glob("_C_cuda*.so")
     listed = subprocess.run(["nm", "-DC", "--undefined-only", library], capture_output=True, text=True, check=True)
     symbols = [line.split(maxsplit=1) for line in listed.stdout.splitlines()]
     known = re.compile(
@@ -89,11 +93,12 @@ def test_open_symbols(built):
 
 
 @pytest.mark.skipif(bool(ASKED), reason="the default architectures have PTX")
-def test_the_ptx_serves_every_later_gpu(built):
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_ptx_serves_every_later_gpu(built, package):
     """A GPU for which there is no machine code, such as 11.0, compiles the PTX of an older one."""
     from triton.knobs import nvidia
 
-    (library,) = built[0].glob("specdec_kernels/_C_cuda*.so")
+    (library,) = (built[0] / package).glob("_C_cuda*.so")
     listed = subprocess.run([nvidia.cuobjdump.path, "-lptx", library], capture_output=True, text=True, check=True)
     assert set(re.findall(r"sm_\w+(?=\.ptx)", listed.stdout)) == {"sm_100"}, listed.stdout
     with tempfile.TemporaryDirectory() as folder:
@@ -113,8 +118,9 @@ def test_a_torch_without_cuda_imports_the_packages(built):
     script = """
 import torch
 from specdec_kernels import SamplingParams, speculative_step
-from specdec_kernels.backends import unavailable
-assert "has no CUDA" in unavailable("cuda", "cuda")
+import specdec_kernels.backends, specdec_layers.backends
+for package in (specdec_kernels, specdec_layers):
+    assert "has no CUDA" in package.backends.unavailable("cuda", "cuda")
 row, drafts = torch.zeros(1, 1, 5), torch.zeros(1, 0).long()
 step = speculative_step(row, drafts, None, params=SamplingParams(), seed=0, position=0)
 assert 0 <= step.tokens.item() < 5

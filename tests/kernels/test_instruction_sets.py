@@ -210,6 +210,6 @@ def test_a_set_that_the_machine_lacks_is_refused(unread):
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", SETS)
 def test_all_tests_of_the_backend(name):
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-k", "cpu", "tests/kernels"]
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-k", "cpu", "tests/kernels", "tests/layers"]
     done = subprocess.run(command, cwd=ROOT, env=os.environ | {"SPECDEC_CPU_ISA": name}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:]

@@ -44,7 +44,7 @@ def objects(build_ext) -> Callable[..., str]:
 
 def test_the_source_distribution_has_every_source_and_header_also_where_cuda_is_left_out(build_ext):
     sources = {str(file.relative_to(ROOT)) for file in (ROOT / "csrc").rglob("*.*")}
-    assert {"csrc/program.h", "csrc/core/hd.h", "csrc/cuda/stages.h", "csrc/cuda/draft_step.cu"} <= sources
+    assert {"csrc/layers/program.h", "csrc/core/hd.h", "csrc/cuda/stages.h", "csrc/cuda/draft_step.cu"} <= sources
     assert {*build_ext().get_source_files()} == sources
 
 

@@ -32,7 +32,6 @@ TARGETS = {"sm_80": "cuda 80 32", "sm_90": "cuda 90 32", "sm_100": "cuda 100 32"
 KERNELS = {
     "measure_kernel", "select_kernel", "select_flat_kernel", "race_kernel", "sums_kernel", "decide_kernel",
     "decide_draft_kernel", "decide_tree_kernel", "first_children_kernel", "decide_children_kernel",
-    "conv_window_kernel", "delta_step_kernel", "ssd_step_kernel", "store_kernel",
 }  # fmt: skip
 # Instructions of variants without a table or a reduced vocabulary. While an H200 reads a block, it can issue 496:
 # docs/cuda.md. Those of the kernels that decide are 48 KB, which the first step after others has to fetch.
@@ -41,7 +40,7 @@ LONGEST = [
     ("decide_kernel", "'VISITS': 8", 3072),
     ("decide_tree_kernel", "'NODES': 8, 'COLUMNS': 8, 'VISITS': 4", 3072),
 ]
-OTHERS = {
+OTHERS = {  # of layers, and of caches
     "attend_kernel",
     "compact_kernel",
     "rms_norm_kernel",
@@ -49,7 +48,11 @@ OTHERS = {
     "rotate_kernel",
     "rope_angles_kernel",
     "gated_kernel",
-}  # launched as Triton sees fit
+    "conv_window_kernel",
+    "delta_step_kernel",
+    "ssd_step_kernel",
+    "store_kernel",
+}
 INF = float("inf")
 
 

@@ -193,7 +193,7 @@ def test_a_stand_in_that_forgets_is_found():
 
     def stale(call, pool):
         graph, result = record(call, pool)
-        written = ("aten.index_copy_", "specdec_kernels.write_rows")  # keys
+        written = ("aten.index_copy_", "specdec_layers.write_rows")  # keys
         graph.recording.calls = [c for c in graph.recording.calls if not str(c[0]).startswith(written)]
         return graph, result
 

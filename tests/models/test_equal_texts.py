@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 import specdec
+import specdec_layers
 import torch
 from specdec import AdaptiveDrafts, SpeculativeDecoder, load_embedded_pair
 from specdec.models.exchanged import linear, product
 from specdec.models.forward.attention_choice import choose
 from support.captured import on_gpu
 from support.models import prompts, tiny_model
-
-import specdec_kernels
 
 EQUAL_COSTS = [1.0] * 8
 WAYS = {
@@ -75,7 +74,7 @@ def test_of_60_prompts_in_batches(on_the_gpu, monkeypatch):
 def rounded(x, weight, bias=None, *others):
     """In place of the kernel of a GPU, what it has: each row for itself, summed in float32."""
     wide = [each if each is None else each.float() for each in (x, weight, bias)]
-    return specdec_kernels.linear(*wide, *others).to(x.dtype)
+    return specdec_layers.linear(*wide, *others).to(x.dtype)
 
 
 @pytest.fixture

@@ -18,13 +18,12 @@ from specdec.models.forward import attention
 from specdec.models.forward.attention import seen_slots
 from specdec.models.forward.attention_choice import choose
 from specdec.models.forward.cached_model import CachedModel
+from specdec_layers import MOST_ATTENDING, bytes_beside_caches
 from support.attending import by_blocks, oracle, random_case
 from support.feeding import feed
 from support.model_types import CASES, model_of
 from support.models import prompts, tiny_model
 from test_attention_models import ATTENTIVE
-
-from specdec_kernels import MOST_ATTENDING, bytes_beside_caches
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="test_fused_attention_gpu.py has them there")
 # Rotation, norms of queries and keys, soft caps, windows, one key head, sinks, layers without rotation, a part of which

@@ -13,12 +13,11 @@ from specdec.models.load.gguf import model as model_module
 from specdec.models.load.gguf.convert import convert_gguf
 from specdec.models.load.loading import load_tokenizer, read_config
 from specdec.models.supported import cached_model
+from specdec_layers import Packing
 from support.gguf_files import MODELS, OF_SPM, TOKENS, TURN, write_gguf
 from support.models import prompts
 from torch import nn
 from transformers import AutoTokenizer
-
-from specdec_kernels import Packing
 
 PACKED = [(kind, "Q8_0") for kind in MODELS] + [("llama, wide", kind) for kind in ("Q4_0", "Q4_1", "Q4_K", "Q6_K")]
 FLOATS = [("llama", "F32"), ("gemma3_text", "F16"), ("qwen3", "BF16"), ("gemma2", "F16")]

@@ -20,14 +20,13 @@ from specdec.models.forward.cached_model import CachedModel
 from specdec.models.load import few_bits, plan
 from specdec.models.load.few_bits import round_weights
 from specdec.models.native_report import native_report
+from specdec_layers import Packing, linear, pack_int8, unpack_int8
 from support.captured import on_gpu
 from support.feeding import feed
 from support.native_layers import as_on_a_gpu
 from torch import nn
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
-
-from specdec_kernels import Packing, linear, pack_int8, unpack_int8
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"

@@ -9,13 +9,12 @@ import torch
 from specdec.models.exchanged import norms as module
 from specdec.models.exchanged.native_parts import with_native_parts
 from specdec.models.exchanged.norms import NativeRMSNorm
+from specdec_layers.backends import operation
 from support.model_types import model_of
 from support.models import prompts
 from support.native_layers import on_a_cpu, unhooked
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-
-from specdec_kernels.backends import operation
 
 
 class Launches(TorchDispatchMode):

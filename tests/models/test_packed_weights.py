@@ -23,11 +23,10 @@ from specdec.models.load import build, plan
 from specdec.models.load.location import Location
 from specdec.models.load.reduced_head import reduce_head
 from specdec.models.load.saved_model import read_saved
+from specdec_layers import Packing, dequantise, interleave, quantise, rows_of_blocks
 from support.model_types import model_of
 from support.models import prompts
 from torch import nn
-
-from specdec_kernels import Packing, dequantise, interleave, quantise, rows_of_blocks
 
 # Tied and own heads; a scaled embedding; biases; experts; states; layers that are no nn.Linear.
 CASES = ("llama", "llama, tied", "qwen2", "gemma3_text", "mixtral", "nemotron_h", "gpt2", "qwen3_5_text")

@@ -14,13 +14,12 @@ from specdec.models.exchanged import product as module
 from specdec.models.exchanged.linear import NativeLinear, with_native_linear
 from specdec.models.exchanged.product import MOST_ROWS, product
 from specdec.models.native_report import native_report
+from specdec_layers import Packing, linear
 from support.captured import on_gpu
 from support.model_types import model_of
 from support.models import tiny_model
 from torch import nn
 from torch.nn import functional as F
-
-from specdec_kernels import Packing, linear
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"

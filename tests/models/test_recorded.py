@@ -17,14 +17,13 @@ from specdec.models.forward.forwards import Forwards
 from specdec.models.forward.programs import Memory
 from specdec.models.forward.recorded import Recordings, is_recordable, record
 from specdec.models.load.loading import load_model
+from specdec_layers import Program
 from support import recorded as recording
 from support.feeding import feed
 from support.gguf_files import write_gguf
 from support.model_types import CASES, model_of
 from support.models import prompts, tiny_model
 from torch import nn
-
-from specdec_kernels import Program
 
 
 @pytest.fixture(autouse=True)
@@ -318,7 +317,7 @@ def test_a_profiler_sees_every_operation():
     before = replays(replayed)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         steps(replayed, cache, 1)
-    assert "specdec_kernels::linear" in {event.key for event in profiler.key_averages()}
+    assert "specdec_layers::linear" in {event.key for event in profiler.key_averages()}
     assert before == replays(replayed) == 3
 
 

@@ -257,8 +257,8 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "csrc/cpu/linear.cpp",
-        "tests/kernels/test_linear.py",
+        "csrc/layers/cpu/linear.cpp",
+        "tests/layers/test_linear.py",
         {
             "linear-forgets-the-last-inputs": ("whole; rest > 0)", "whole; rest > 1024)"),
             "linear-forgets-the-inputs-before": (
@@ -272,13 +272,13 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "csrc/cpu/lanes.h",
-        "tests/kernels/test_linear.py -k bfloat16",
+        "csrc/layers/cpu/lanes.h",
+        "tests/layers/test_linear.py -k bfloat16",
         {"bfloat16-is-taken-for-less": ("bits <<= 16;", "bits <<= 15;")},
     ),
     *mutations(
-        "csrc/cpu/packed.h",
-        "tests/kernels/test_blocks_of_weights.py",
+        "csrc/layers/cpu/packed.h",
+        "tests/layers/test_blocks_of_weights.py",
         {
             "blocks-of-upper-halves-first": ("(both & 15) - centre;", "(both >> 4) - centre;"),
             "blocks-forget-the-upper-bits-of-scales": ("| first >> 6 << 4", "| first >> 7 << 4"),
@@ -286,8 +286,8 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "csrc/cpu/packed_linear.cpp",
-        "tests/kernels/test_blocks_of_weights.py",
+        "csrc/layers/cpu/packed_linear.cpp",
+        "tests/layers/test_blocks_of_weights.py",
         {
             "inputs-are-scaled-by-those-of-the-first-row": (
                 "x.scales[(row * inputs + first)",
@@ -297,8 +297,8 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "csrc/cpu/attend.cpp",
-        "tests/kernels/test_attend.py",
+        "csrc/layers/cpu/attend.cpp",
+        "tests/layers/test_attend.py",
         {
             "attention-sinks-weigh-nothing": ("if (sink) sums[0] +=", "if (false) sums[0] +="),
             "attention-of-one-scale": ("scores *= params.scale;", "scores *= 1.0f;"),
@@ -310,8 +310,8 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "csrc/cpu/elementwise.cpp",
-        "tests/kernels/test_elementwise.py",
+        "csrc/layers/cpu/elementwise.cpp",
+        "tests/layers/test_elementwise.py",
         {
             "rotation-the-other-way": ("x[i] * cos[i] - x[i + half] * sin[i]", "x[i] * cos[i] + x[i + half] * sin[i]"),
             "rms-norm-forgets-the-last-numbers": (
@@ -321,8 +321,8 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "csrc/cpu/pool.cpp",
-        "tests/kernels/test_pool.py -k several",
+        "csrc/common/pool.cpp",
+        "tests/layers/test_pool.py -k several",
         {
             "pool-forgets-the-last-part": (
                 "std::min(begin + job_.size, job_.tasks)",
@@ -335,13 +335,13 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "csrc/core/feed.h",
-        "tests/kernels/test_recurrent.py -k 'ragged and cpu'",
+        "csrc/layers/feed.h",
+        "tests/layers/test_recurrent.py -k 'ragged and cpu'",
         {"recurrence-goes-on-with-the-last-text": ("start == 0 ? 0 : base", "base")},
     ),
     *mutations(
-        "csrc/cpu/recurrence.h",
-        "tests/kernels/test_recurrent.py -k 'ragged and cpu'",
+        "csrc/layers/cpu/recurrence.h",
+        "tests/layers/test_recurrent.py -k 'ragged and cpu'",
         {
             "recurrence-keeps-rejected-drafts": (
                 "choose_places(keep ? latest() : static_cast<int>(stands.commit - stands.begin) - 1)",
@@ -353,31 +353,31 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "csrc/cpu/recurrence.h",
-        "tests/kernels/test_recurrent.py -k 'trees and cpu'",
+        "csrc/layers/cpu/recurrence.h",
+        "tests/layers/test_recurrent.py -k 'trees and cpu'",
         {
             "tree-of-a-recurrence-is-a-chain": ("of_column_[above] : before_start", "latest() : latest()"),
             "tree-of-a-recurrence-frees-a-state-early": ("if (from >= 0 && last_[parent + 1] == i)", "if (from >= 0)"),
         },
     ),
     *mutations(
-        "csrc/cpu/conv_window.cpp",
-        "tests/kernels/test_recurrent.py -k 'ragged and cpu'",
+        "csrc/layers/cpu/conv_window.cpp",
+        "tests/layers/test_recurrent.py -k 'ragged and cpu'",
         {"convolution-begins-one-late": ("position = start - p.taps + tap;", "position = start - p.taps + tap + 1;")},
     ),
     *mutations(
-        "csrc/cpu/delta_step.cpp",
-        "tests/kernels/test_recurrent.py -k 'trees and cpu'",
+        "csrc/layers/cpu/delta_step.cpp",
+        "tests/layers/test_recurrent.py -k 'trees and cpu'",
         {"delta-rule-takes-products-of-another": ("if (t == 0 || step.parent != t - 1)", "if (t == 0)")},
     ),
     *mutations(
-        "csrc/cpu/delta_step.cpp",
-        "tests/kernels/test_recurrent.py -k 'ragged and cpu'",
+        "csrc/layers/cpu/delta_step.cpp",
+        "tests/layers/test_recurrent.py -k 'ragged and cpu'",
         {"delta-rule-takes-keys-of-other-heads": ("head / (p.heads / p.key_heads)", "head % p.key_heads")},
     ),
     *mutations(
-        "csrc/cpu/ssd_step.cpp",
-        "tests/kernels/test_recurrent.py -k 'ragged and cpu'",
+        "csrc/layers/cpu/ssd_step.cpp",
+        "tests/layers/test_recurrent.py -k 'ragged and cpu'",
         {
             "state-space-takes-other-groups": ("step.at * p.groups + lines.group", "step.at * p.groups"),
             "state-space-reads-the-next-head": ("if (left-- == 0) ++head", "if (--left == 0) ++head"),

@@ -153,8 +153,8 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "csrc/cuda/linear.h",
-        "tests/kernels/test_linear_gpu.py",
+        "csrc/layers/cuda/linear.h",
+        "tests/layers/test_linear_gpu.py",
         {
             "cuda-linear-takes-inputs-of-x-in-another-order": (
                 "{x.word[i], x.word[i + 1]});",
@@ -176,8 +176,8 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "csrc/cuda/linear.h",
-        "tests/kernels/test_norm_and_add_linear.py",
+        "csrc/layers/cuda/linear.h",
+        "tests/layers/test_norm_and_add_linear.py",
         {
             "cuda-linear-norm-of-the-tile-before": (
                 "total += simt::read(&of_warps[(each * kTiles + tile) * kRows + group]);",
@@ -190,8 +190,8 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "csrc/cuda/weights.h",
-        "tests/kernels/test_linear_int8.py",
+        "csrc/layers/cuda/weights.h",
+        "tests/layers/test_linear_int8.py",
         {
             "cuda-int8-scale-of-another-output": ("(scales)[output % kOutputs]", "(scales)[(output + 1) % kOutputs]"),
             "cuda-int8-parts-of-a-chunk-exchanged": ("bytes.word[2 * part + i]", "bytes.word[2 * (1 - part) + i]"),

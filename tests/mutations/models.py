@@ -239,8 +239,8 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "specdec_kernels/packing.py",
-        "tests/kernels/test_blocks_of_weights.py",
+        "python/specdec_layers/packing.py",
+        "tests/layers/test_blocks_of_weights.py",
         {"halves-are-rounded-to-even": ("(scaled.abs() + 0.5).floor()", "scaled.abs().round()")},
     ),
     *mutations(

@@ -16,8 +16,8 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "specdec_kernels/backends/triton/elementwise.py",
-        "tests/kernels/test_elementwise.py -k triton",
+        "python/specdec_layers/backends/triton/elementwise.py",
+        "tests/layers/test_elementwise.py -k triton",
         {
             "triton-norms-round-after-weights-alone": ("(rounded(y, y_ptr) if ROUND_FIRST else y)", "y"),
             "triton-sums-are-not-rounded-before-their-norm": (
@@ -27,8 +27,8 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "specdec_kernels/backends/triton/attend.py",
-        "tests/kernels/test_store_and_attend.py::test_small_cases",
+        "python/specdec_layers/backends/triton/attend.py",
+        "tests/layers/test_store_and_attend.py::test_small_cases",
         {
             "triton-attention-sees-one-slot-too-many": (
                 "(slot[None, :] < ends[:, None])",
@@ -49,17 +49,17 @@ MUTATIONS: list[Mutation] = [
             "triton-attention-stores-what-another-worker-reads": (
                 "owner = tl.where(read, (number - first_range) % tl.num_programs(2), 0)",
                 "owner = tl.where(read, 0, 0)",
-                "tests/kernels/test_store_and_attend.py::test_workers_in_another_order",
+                "tests/layers/test_store_and_attend.py::test_workers_in_another_order",
             ),
             "triton-attention-leaves-its-counter": (
                 "        tl.store(count, 0)\n",
                 "",
-                "tests/kernels/test_store_and_attend.py::test_the_counter_is_zero_again",
+                "tests/layers/test_store_and_attend.py::test_the_counter_is_zero_again",
             ),
             "triton-attention-ranges-by-length": (
                 "first // BLOCK * BLOCK)",
                 "first)",
-                "tests/kernels/test_store_and_attend.py::test_bits_do_not_depend_on_how_tokens_are_fed",
+                "tests/layers/test_store_and_attend.py::test_bits_do_not_depend_on_how_tokens_are_fed",
             ),
         },
     ),

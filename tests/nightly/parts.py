@@ -25,7 +25,8 @@ LONG = {
 # Files with nightly tests: tests/conftest.py marks most cases of a test for every backend that run on Triton.
 NIGHTLY = re.compile(r"mark\.nightly|def \w+\([^)]*\b(fast_)?backend\b")
 REAL = re.compile(r"mark\.real\b")  # files with tests of real models, which are skipped where there are none
-KERNELS = ("csrc", "specdec_kernels", "setup.py", "tests/conftest.py", "python/specdec/evaluation/verify/chi_square.py")
+OPERATIONS = ("csrc", "specdec_kernels", "python/specdec_layers", "setup.py", "tests/conftest.py")
+KERNELS = (*OPERATIONS, "python/specdec/evaluation/verify/chi_square.py")
 ALL = (*KERNELS, "python/specdec")
 # What depends on torch and transformers most, on other versions than those of every day.
 SLICE = (

@@ -1,4 +1,4 @@
-"""The CUDA kernels on a CPU: compiled by g++ with the host's implementation of csrc/cuda/simt.h, called through ctypes.
+"""The CUDA kernels on a CPU: compiled by g++ with the host's implementation of csrc/common/simt.h, called by ctypes.
 
 The functions in OPERATIONS have the operations' signatures (specdec_kernels/ops.py). Their launches take turns over the
 numbers of threads in THREADS. ``linear`` is one layer.
@@ -22,7 +22,8 @@ from specdec_kernels import api
 from specdec_kernels.ops import RULES, SamplingTensors
 
 HERE = Path(__file__).parent
-SOURCES = (HERE, HERE.parents[1] / "csrc" / "core", HERE.parents[1] / "csrc" / "cuda")
+CSRC = HERE.parents[1] / "csrc"
+SOURCES = (HERE, *(CSRC / folder for folder in ("core", "common", "cuda", "layers/cuda")))
 THREADS = (64, 128, 32, 96, 256)  # of a block, at most
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 FLAGS = ("-std=c++20", "-shared", "-fPIC", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Werror")

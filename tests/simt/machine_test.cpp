@@ -1,5 +1,5 @@
 // Kernels for testing the simulated machine: a correct one, and variants with one bug each.
-#include "../../csrc/cuda/simt.h"
+#include "../../csrc/common/simt.h"
 
 namespace {
 

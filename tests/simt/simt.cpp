@@ -1,8 +1,8 @@
 // Runs the operations' launches on fibers; called through ctypes.
 #include <vector>
 
-#include "../../csrc/cuda/linear.h"
 #include "../../csrc/cuda/stages.h"
+#include "../../csrc/layers/cuda/linear.h"
 
 namespace {
 

@@ -19,15 +19,16 @@ import time
 import torch
 import triton
 from specdec.models.cache import compaction
+from specdec_layers import DeltaState, SsdState
+from specdec_layers.backends.triton import attend as attend_module
+from specdec_layers.backends.triton import elementwise as elementwise_module
+from specdec_layers.backends.triton import launch
+from specdec_layers.backends.triton import recurrent as recurrent_module
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel, make_backend
 
-from specdec_kernels import DeltaState, SsdState
-from specdec_kernels.backends.triton import attend as attend_module
 from specdec_kernels.backends.triton import draft_children as children_module
 from specdec_kernels.backends.triton import draft_step as draft_module
-from specdec_kernels.backends.triton import elementwise as elementwise_module
-from specdec_kernels.backends.triton import recurrent as recurrent_module
 from specdec_kernels.backends.triton import speculative_step as step_module
 from specdec_kernels.backends.triton import stages, tables
 from specdec_kernels.backends.triton import verify_tree as tree_module
@@ -289,5 +290,6 @@ if __name__ == "__main__":
     backend, arch, warp_size, variants = sys.argv[1:]
     families = {"80": "ampere", "90": "hopper", "100": "blackwell"}
     tables.family = lambda device: families.get(arch, "amd")
+    launch.family = lambda device: "nvidia" if arch in families else "amd"
     target = GPUTarget(backend, int(arch) if backend == "cuda" else arch, int(warp_size))
     compile_variants(target, {"few": True, "all": False}[variants])

@@ -1,4 +1,4 @@
-"""The machine code of kernels in csrc/cuda/, which needs nvcc but no GPU."""
+"""The machine code of kernels in csrc/cuda/ and csrc/layers/cuda/, which needs nvcc but no GPU."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def disassembler() -> str:
 
 
 def compiled(kernels: list[str], architecture: str, folder: Path) -> dict[str, Kernel]:
-    """Some of the kernels in csrc/cuda/, such as "sums_kernel<Any>(StepWork)", by these names."""
+    """Some of these kernels, such as "sums_kernel<Any>(StepWork)", by these names."""
     source, cubin = folder / "kernels.cu", folder / "kernels.cubin"
     asked = [k.replace("(", "(const __grid_constant__ ") for k in kernels]
-    lines = [f'#include "{ROOT}/csrc/cuda/{header}.h"' for header in ("stages", "linear")]
+    lines = [f'#include "{ROOT}/csrc/{header}.h"' for header in ("cuda/stages", "layers/cuda/linear")]
     lines.append("using namespace specdec::cuda;")
     source.write_text("\n".join([*lines, *(f"template __global__ void specdec::cuda::{k};" for k in asked), ""]))
     told = subprocess.run(

@@ -13,10 +13,7 @@ from specdec.models.exchanged import linear, native_parts, norms, product
 from specdec.models.exchanged.decoder_layers import NativeLayer, with_native_layers
 from specdec.models.exchanged.merged import with_merged
 from specdec.models.exchanged.native_parts import with_native_parts
-from torch import nn
-from torch.nn import functional as F
-
-from specdec_kernels import (
+from specdec_layers import (
     Packing,
     add_linear,
     add_rms_norm,
@@ -27,7 +24,9 @@ from specdec_kernels import (
     rotate,
     unpack_int8,
 )
-from specdec_kernels.backends import operation
+from specdec_layers.backends import operation
+from torch import nn
+from torch.nn import functional as F
 
 M = TypeVar("M", bound=nn.Module)
 

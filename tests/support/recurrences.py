@@ -9,9 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-
-from specdec_kernels import DeltaState, Feed, SsdState, conv_window, delta_step, ssd_step
-from specdec_kernels.testing import device_of
+from specdec_layers import DeltaState, Feed, SsdState, conv_window, delta_step, ssd_step
 
 T = 5  # tokens of a window
 
@@ -73,7 +71,8 @@ class Layer:
 
     def here(self, x: torch.Tensor) -> torch.Tensor:
         """On the device of the backend."""
-        return x.to(device_of(self.backend))
+        on_gpu = self.backend in ("triton", "cuda") and torch.cuda.is_available()
+        return x.to("cuda" if on_gpu else "cpu")
 
     def windows(self) -> list[torch.Tensor]:
         """The inputs by place, [rows, places, ...] each."""

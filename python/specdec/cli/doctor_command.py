@@ -37,15 +37,16 @@ def doctor(
     where = MachineOptions(device=device).chosen_device()
     from importlib import metadata
 
+    import specdec_layers
     import torch
 
-    from specdec_kernels import build_info
+    import specdec_kernels
 
     from ..evaluation.machine import machine, page_hints, thread_hints
     from ..models.exchanged.slow_dtype import slowdown
 
-    built = build_info()
-    info: dict[str, Any] = {**built, "transformers": metadata.version("transformers"), **machine()}
+    built, layers = specdec_kernels.build_info(), specdec_layers.build_info()
+    info: dict[str, Any] = {**built, "layers": layers, "transformers": metadata.version("transformers"), **machine()}
     info["bfloat16_slowdown"] = slowdown(torch.bfloat16)
     info["hints"] = [*thread_hints(info["cpus"]["usable"], info["threads"], info["load"]), *page_hints()]
     if model is not None:
@@ -59,6 +60,7 @@ def doctor(
         f"specdec {info['version']}": {name: info[name] or "not installed" for name in versions},
         "machine": _machine(info),
         "built": {"for CPUs": _built(info["native"]), "for NVIDIA GPUs": _built(info["native_cuda"])},
+        "built of layers": {"for CPUs": _built(layers["native"]), "for NVIDIA GPUs": _built(layers["native_cuda"])},
         "backends": backends,
     }
     if model is not None:

@@ -6,10 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from specdec_layers import MOST_ATTENDING, Packing
 from torch import nn
 from transformers import PreTrainedModel
-
-from specdec_kernels import MOST_ATTENDING, Packing
 
 from .exchanged.beside import all_beside
 from .exchanged.decoder_layers import NativeLayer, with_native_layers

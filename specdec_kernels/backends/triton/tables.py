@@ -34,10 +34,6 @@ WARPS = {
     "decide_tree_kernel":     (8, 8, 8, 4),
     "first_children_kernel":  (4, 4, 4, 2),
     "decide_children_kernel": (4, 4, 4, 2),
-    "conv_window_kernel":     (1, 1, 1, 1),
-    "delta_step_kernel":      (4, 4, 4, 2),
-    "ssd_step_kernel":        (4, 4, 4, 2),
-    "store_kernel":           (4, 4, 4, 2),
 }
 # Where a table's registers, or those of a race or a mask, do not fit in as few.
 WARPS_WITH_TABLE = {

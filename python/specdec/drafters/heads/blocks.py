@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from specdec_layers import rotate
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import LlamaConfig
 from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding, rotate_half
-
-from specdec_kernels import rotate
 
 from ...checks import one_line, refuse
 from ...models.cache.kv_cache import StaticKVCache

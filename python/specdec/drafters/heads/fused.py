@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any, cast
 
-from specdec_kernels import has_fused_attention
+from specdec_layers import has_fused_attention
 
 from ...models.exchanged.native_setting import is_wanted
 from ...models.forward.attention import with_attention

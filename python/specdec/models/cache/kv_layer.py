@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple, cast
 
 import torch
+from specdec_layers import Feed, store_and_attend
 from transformers.cache_utils import CacheLayerMixin
-
-from specdec_kernels import Feed, store_and_attend
 
 from ..exchanged.deferred import NewKeys
 
@@ -135,7 +134,7 @@ class KVLayer(CacheLayerMixin):
         angles: tuple[torch.Tensor, torch.Tensor],
     ) -> torch.Tensor:
         """Stores keys and values where the last :meth:`Writer.set` said, and returns what queries see of all that is
-        stored, [n, q, H, D_v]; see :func:`specdec_kernels.store_and_attend`."""
+        stored, [n, q, H, D_v]; see :func:`specdec_layers.store_and_attend`."""
         w = self._writer
         stored, counter = (self.keys[w.rows], self.values[w.rows]), w.counter(queries.shape[0] * queries.shape[1])
         return store_and_attend(queries, keys, values, *stored, w.slots, seen, angles=angles, counter=counter)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import torch
+from specdec_layers import DeltaState, Feed, SsdState, conv_window, delta_step, ssd_step
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
-
-from specdec_kernels import DeltaState, Feed, SsdState, conv_window, delta_step, ssd_step
 
 from ...checks import refuse
 from .kv_layer import KVLayer, Writer
@@ -68,7 +67,7 @@ class RecurrentLayer(KVLayer, LinearAttentionCacheLayerMixin):  # type: ignore[m
         beta: torch.Tensor,
         normalize: bool,
     ) -> torch.Tensor:
-        """Returns what :func:`~specdec_kernels.delta_step` does, in float32."""
+        """Returns what :func:`~specdec_layers.delta_step` does, in float32."""
         q, k, v, g, beta = (self._computed(x) for x in (q, k, v, g, beta))
         if self.state is None:
             self.state = DeltaState.empty(self._writer.batch_size, self._writer.window, k, v, g, beta)
@@ -84,7 +83,7 @@ class RecurrentLayer(KVLayer, LinearAttentionCacheLayerMixin):  # type: ignore[m
         A: torch.Tensor,
         D: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Returns what :func:`~specdec_kernels.ssd_step` does, in float32."""
+        """Returns what :func:`~specdec_layers.ssd_step` does, in float32."""
         x, dt, B, C = (self._computed(i) for i in (x, dt, B, C))
         if self.state is None:
             self.state = SsdState.empty(self._writer.batch_size, self._writer.window, x, dt, B)

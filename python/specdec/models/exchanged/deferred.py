@@ -10,9 +10,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import torch
+from specdec_layers import store_and_attend
 from torch.utils._pytree import tree_map
-
-from specdec_kernels import store_and_attend
 
 _OF_ITS_FORM = {
     torch.Tensor.size, torch.Tensor.dim, torch.Tensor.numel, torch.Tensor.is_floating_point,
@@ -130,7 +129,7 @@ class NewKeys:
 def attend_deferred(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, seen: torch.Tensor, **more: Any
 ) -> torch.Tensor:
-    """Computes :func:`specdec_kernels.store_and_attend` of what a model's code hands to attention: queries that are
+    """Computes :func:`specdec_layers.store_and_attend` of what a model's code hands to attention: queries that are
     deferred or not, and keys and values of :meth:`NewKeys.deferred`, or plain ones, which are stored already."""
     new, rotation = source_of(key), source_of(query)
     if not isinstance(new, NewKeys) or new is not source_of(value) or not new.pending:

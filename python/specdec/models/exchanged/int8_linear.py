@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TypeGuard
 
 import torch
+from specdec_layers import Packing, pack_int8, unpack_int8
 from torch import nn
-
-from specdec_kernels import Packing, pack_int8, unpack_int8
 
 from .linear import is_plain
 from .product import DTYPES, ROWS_INT8, deferred_product, product
@@ -20,7 +19,7 @@ class Int8Linear(nn.Linear):
     """What ``nn.Linear`` computes with the numbers that its weights stand for. Made by :func:`to_int8`.
 
     Attributes:
-        weight: uint8, as :func:`specdec_kernels.pack_int8` returns them, without gradients.
+        weight: uint8, as :func:`specdec_layers.pack_int8` returns them, without gradients.
     """
 
     packing = Packing.INT8

@@ -1,4 +1,5 @@
-"""Linear layers by kernels of our own: of float32 on a CPU (csrc/cpu/linear.cpp), of 16 bits on a GPU (``product``)."""
+"""Linear layers by kernels of our own: of float32 on a CPU (csrc/layers/cpu/linear.cpp), of 16 bits on a GPU
+(``product``)."""
 
 from __future__ import annotations
 
@@ -8,9 +9,8 @@ from collections.abc import Sequence
 from typing import Any, TypeGuard, TypeVar, cast
 
 import torch
+from specdec_layers import Packing, build_info, linear, linears
 from torch import nn
-
-from specdec_kernels import Packing, build_info, linear, linears
 
 from .beside import Beside, beside_in
 from .copied_modules import with_modules

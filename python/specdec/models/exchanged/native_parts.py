@@ -1,5 +1,5 @@
-"""Norms, rotary embeddings and gated layers of a model, by operations of our own: on a CPU (csrc/cpu/elementwise.cpp),
-and of a step on a GPU by Triton.
+"""Norms, rotary embeddings and gated layers of a model, by operations of our own: on a CPU
+(csrc/layers/cpu/elementwise.cpp), and of a step on a GPU by Triton.
 
 What a module or a function computes is found by trying it: one that gives what our operation gives, for numbers of many
 sizes, is exchanged, whatever its code is.
@@ -14,10 +14,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar, cast
 
 import torch
+from specdec_layers import MOST_ATTENDING, gated, rope_angles, rotate
 from torch import nn
 from torch.utils._triton import has_triton
-
-from specdec_kernels import MOST_ATTENDING, gated, rope_angles, rotate
 
 from .copied_modules import reclass, with_globals, with_modules
 from .deferred import deferred_rotation
@@ -101,7 +100,7 @@ def _rotary(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @functools.cache
 def _rotates(function: Any, by_halves: bool = False) -> bool:
-    """Whether a function turns q and k as :func:`specdec_kernels.rotate` does, ``by_halves`` of cos and sin that are
+    """Whether a function turns q and k as :func:`specdec_layers.rotate` does, ``by_halves`` of cos and sin that are
     given once for both numbers of a pair."""
     generator = torch.Generator().manual_seed(0)
     q, k = (torch.randn(2, heads, 3, _SIZE, generator=generator) for heads in (4, 2))

@@ -9,9 +9,8 @@ import inspect
 from typing import Any, NamedTuple, cast
 
 import torch
+from specdec_layers import add_rms_norm, rms_norm
 from torch import nn
-
-from specdec_kernels import add_rms_norm, rms_norm
 
 from .copied_modules import is_hooked, reclass
 from .deferred import Deferred, computed, settle, source_of
@@ -131,7 +130,7 @@ def native_norm(module: nn.Module) -> nn.Module | None:
 
 @functools.cache
 def _computed_by(kind: Any, epsilon: str, weighted: bool) -> dict[str, Any] | None:
-    """Returns how a class computes RMSNorm, as ``offset`` and ``round_first`` of :func:`specdec_kernels.rms_norm`;
+    """Returns how a class computes RMSNorm, as ``offset`` and ``round_first`` of :func:`specdec_layers.rms_norm`;
     None: it computes something else."""
     if [*inspect.signature(kind.forward).parameters][2:]:
         return None

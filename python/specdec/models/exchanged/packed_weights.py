@@ -1,7 +1,7 @@
 """Layers of a model on a CPU whose weights are stored in few bits, in the blocks of GGUF.
 
-A packed layer rounds its inputs to 16 bits (:func:`specdec_kernels.linear`). But for that it computes, in float32, what
-the weights give that its blocks stand for (:func:`specdec_kernels.dequantise`), and the same bits for any number of
+A packed layer rounds its inputs to 16 bits (:func:`specdec_layers.linear`). But for that it computes, in float32, what
+the weights give that its blocks stand for (:func:`specdec_layers.dequantise`), and the same bits for any number of
 tokens.
 """
 
@@ -11,10 +11,9 @@ import copy
 from typing import Any, cast
 
 import torch
+from specdec_layers import Packing, dequantise, rows_of_blocks, unpack_int8
 from torch import nn
 from torch.nn import functional as F
-
-from specdec_kernels import Packing, dequantise, rows_of_blocks, unpack_int8
 
 from ...checks import refuse
 from .copied_modules import reclass
@@ -77,7 +76,7 @@ def pack(module: nn.Linear | nn.Embedding, blocks: torch.Tensor, packing: Packin
         module: an ``nn.Linear`` and no more, or an ``nn.Embedding`` whose forward takes tokens alone. Its weights may
             be on the device "meta".
         blocks: [rows, bytes of a row] uint8 on a CPU, contiguous: of :attr:`Packing.block` bytes for so many inputs,
-            and interleaved (:func:`specdec_kernels.interleave`). Layers that share their weights are given the same
+            and interleaved (:func:`specdec_layers.interleave`). Layers that share their weights are given the same
             parameter.
         packing: how they are stored.
 

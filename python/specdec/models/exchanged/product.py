@@ -1,4 +1,5 @@
-"""Products of linear layers on a GPU: of few rows by a kernel of our own (csrc/cuda/linear.h), of more by PyTorch.
+"""Products of linear layers on a GPU: of few rows by a kernel of our own (csrc/layers/cuda/linear.h), of more by
+PyTorch.
 
 The kernel computes the norm before a product, a gate or a sum after it on its way. Norms and products that it can take
 so are deferred."""
@@ -10,9 +11,8 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import torch
+from specdec_layers import Packing, add_linear, build_info, linear, norm_linear, unpack_int8
 from torch.nn import functional as F
-
-from specdec_kernels import Packing, add_linear, build_info, linear, norm_linear, unpack_int8
 
 from .deferred import Deferred, computed, source_of
 
@@ -30,7 +30,7 @@ DEVICE = "cuda"
 
 
 class Norm(NamedTuple):
-    """RMSNorm of ``x`` that is still to be computed, as :func:`specdec_kernels.rms_norm` takes it."""
+    """RMSNorm of ``x`` that is still to be computed, as :func:`specdec_layers.rms_norm` takes it."""
 
     x: torch.Tensor
     weight: torch.Tensor
@@ -53,7 +53,7 @@ def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) ->
     keeps it.
 
     Args:
-        weight: [outputs, inputs] of a floating dtype, or uint8 as :func:`specdec_kernels.pack_int8` returns it. By
+        weight: [outputs, inputs] of a floating dtype, or uint8 as :func:`specdec_layers.pack_int8` returns it. By
             this the kernel multiplies up to ``MOST_ROWS_INT8`` rows.
     """
     if (y := _of_norm(x, weight, bias)) is not None:

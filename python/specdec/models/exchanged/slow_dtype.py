@@ -9,9 +9,8 @@ import warnings
 from collections.abc import Callable
 
 import torch
+from specdec_layers import Packing, linear
 from torch.nn import functional as F
-
-from specdec_kernels import Packing, linear
 
 from .linear import has_native
 

@@ -13,10 +13,9 @@ import warnings
 from typing import Any, cast
 
 import torch
+from specdec_layers import Packing, interleave, quantise
 from torch import nn
 from transformers import PreTrainedModel
-
-from specdec_kernels import Packing, interleave, quantise
 
 from ..machine.free_memory import free_memory, size_text
 from .copied_modules import reclass

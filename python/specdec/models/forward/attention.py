@@ -8,12 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+from specdec_layers import MOST_ATTENDING
+from specdec_layers import attend as attend_to_slots
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-from specdec_kernels import MOST_ATTENDING
-from specdec_kernels import attend as attend_to_slots
 
 from ...checks import refuse
 from ..cache.tree import Tree
@@ -89,7 +88,7 @@ def says_slots(mask: torch.Tensor) -> bool:
 
 
 def seen_slots(queries: Queries) -> torch.Tensor:
-    """Returns which slots each query sees, as :func:`specdec_kernels.attend` takes it, by the rule above: [B, 1, q, 2 +
+    """Returns which slots each query sees, as :func:`specdec_layers.attend` takes it, by the rule above: [B, 1, q, 2 +
     P] int64, in the four dimensions of a mask. Of a tree of P nodes, the P more slots are those of a query's ancestors
     below the root, and its own. Each operation here is a launch in every forward on a GPU; of tokens that are no tree
     it is one."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from specdec_layers import has_fused_attention
 from torch.utils._triton import has_triton
 from transformers import PreTrainedConfig, PreTrainedModel
-
-from specdec_kernels import has_fused_attention
 
 from ...checks import refuse
 from ..exchanged.linear import has_native

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from specdec_layers import native_form
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-
-from specdec_kernels import native_form
 
 # By these, Python learns numbers, and may then call other operations for other numbers.
 _READS = (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__)

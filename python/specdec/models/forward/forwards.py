@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
+from specdec_layers import native_threads
 from transformers import PreTrainedModel
-
-from specdec_kernels import native_threads
 
 from ...checks import refuse
 from ..cache.kv_cache import StaticKVCache, cache_argument

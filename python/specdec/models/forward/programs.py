@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-
-from specdec_kernels import Program
+from specdec_layers import Program
 
 from .calls import Call, memory_of, tensors
 

@@ -8,9 +8,8 @@ from collections.abc import Callable, Collection
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
+from specdec_layers import MOST_ATTENDING, bytes_beside_caches
 from transformers import PreTrainedModel
-
-from specdec_kernels import MOST_ATTENDING, bytes_beside_caches
 
 from ..cache.kv_cache import StaticKVCache
 from ..cache.kv_layer import LayerSlot

@@ -6,10 +6,9 @@ import warnings
 from typing import Literal
 
 import torch
+from specdec_layers import Packing
 from torch import nn
 from transformers import BitsAndBytesConfig, PreTrainedModel
-
-from specdec_kernels import Packing
 
 from ...checks import refuse
 from ..exchanged.copied_modules import reclass

@@ -7,10 +7,9 @@ import warnings
 from typing import Any
 
 import torch
+from specdec_layers import Packing, interleave
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
-
-from specdec_kernels import Packing, interleave
 
 from ....checks import one_line
 from ...exchanged.copied_modules import reclass

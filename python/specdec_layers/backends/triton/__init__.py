@@ -1,0 +1,8 @@
+"""Triton kernels for NVIDIA and AMD GPUs; with TRITON_INTERPRET=1 they run on a CPU, slowly, for tests.
+
+Imported on first use, since Triton takes long to import and is not installed everywhere.
+"""
+
+from . import attend, elementwise, recurrent
+
+__all__ = ["attend", "elementwise", "recurrent"]
