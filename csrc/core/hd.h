@@ -26,8 +26,8 @@ SPECDEC_HD uint32_t as_bits(float value) {
   return bits;
 }
 
-// a * b, rounded. Compilers contract a product and a sum to an operation that rounds once, which GPUs and some CPUs have;
-// this product is such an operation already.
+// a * b, rounded. Compilers contract a product and a sum to an operation that rounds once, which GPUs and some CPUs
+// have; this product is such an operation already.
 SPECDEC_HD float rounded_product(float a, float b) { return fmaf(a, b, 0.0f); }
 
 }  // namespace specdec

@@ -1,8 +1,8 @@
-// The host's implementation of csrc/common/simt.h: a thread is a fiber, which meets the others of its block at barriers.
-// Fibers take turns, also at accesses to memory, in a random order that a seed determines. Every access to shared
-// memory and to the memory between launches is checked: it must lie there, what it reads must have been written before,
-// and a barrier must separate it from what other threads of the block do there. No block may read what another one of
-// the same launch writes, nor write there.
+// The host's implementation of csrc/common/simt.h: a thread is a fiber, which meets the others of its block at
+// barriers. Fibers take turns, also at accesses to memory, in a random order that a seed determines. Every access to
+// shared memory and to the memory between launches is checked: it must lie there, what it reads must have been written
+// before, and a barrier must separate it from what other threads of the block do there. No block may read what another
+// one of the same launch writes, nor write there.
 #pragma once
 
 #include <cstdint>
