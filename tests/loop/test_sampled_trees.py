@@ -162,7 +162,7 @@ def test_a_sequence_with_bad_draft_logits_drafts_no_more(rule):
 
 
 def test_q_that_does_not_fit_is_refused():
-    """Where it would be found by verification, it would end all sequences."""
+    """By verification: the drafter is dropped, and the step runs again without it."""
     good = {"logits": torch.zeros(2, 3, 101), "tokens": torch.tensor([[1, 2]] * 2), "parents": torch.tensor([-1, 0])}
 
     class Wrong(TableTrees):
@@ -176,7 +176,7 @@ def test_q_that_does_not_fit_is_refused():
         ("block", {"logits": torch.zeros(2, 3, 101).long()}, "draft_logits: got .*int64"),
         ("block", {"logits": torch.zeros(2, 3, 60)}, "draft_logits: got .*2, 3, 60"),
         ("block", {"d2t": torch.arange(60)}, "d2t: got .*101"),
-        ("coupled", {}, "draft_logits: got a value with rule='coupled', allowed: None"),
+        ("coupled", {}, "draft_logits: got a value with rule='walk', allowed: None"),
         ("token", {"status": torch.zeros(2, 2, dtype=torch.int32)}, "status: got .*2, 2.*allowed: .*2, 3"),
         ("token", {"forwards": None}, "forwards: got None"),
     ):

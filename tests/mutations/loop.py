@@ -55,7 +55,7 @@ MUTATIONS: list[Mutation] = [
                 TREES,
             ),
             "step-walks-down-sampled-trees": (
-                "TreeRule.WALK if drafts.logits is None else self.rule",
+                "TreeRule.WALK if walks else self.rule",
                 "TreeRule.WALK",
                 "tests/loop/test_sampled_trees.py",
             ),

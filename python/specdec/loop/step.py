@@ -92,6 +92,7 @@ class AcceptRule:
                 backend=backend,
             )
         assert drafts.parents is not None and counts is not None
+        walks = drafts.logits is None or self.rule == Rule.COUPLED  # which has no q
         return verify_tree(
             logits,
             drafts.tokens.where(counts, -1),
@@ -102,7 +103,7 @@ class AcceptRule:
             position=step.position,
             d2t=drafts.d2t,
             depth=min(step.num_drafts, columns),
-            rule=TreeRule.WALK if drafts.logits is None else self.rule,
+            rule=TreeRule.WALK if walks else self.rule,
             backend=backend,
         )
 
