@@ -160,7 +160,7 @@ def test_rows_compare_with_the_same_number_of_neighbours():
     assert beside["of_alone"]["median"] == 0.5 and "of_alone" not in alone
 
 
-@pytest.mark.parametrize("template", [True, False])
+@pytest.mark.parametrize("template", [True, pytest.param(False, marks=pytest.mark.nightly)])
 def test_rivals_report(source, template, tmp_path, no_llama):
     file, folder = source
     if not template:

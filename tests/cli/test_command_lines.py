@@ -1,5 +1,6 @@
-"""Every command line of the README and of docs/ runs: those of a block one after the other, in a folder with what pages
-name, on tiny models, and shortened by further options of theirs. What is named within a sentence has the options."""
+"""Every command line of the README and, nightly, of docs/ runs: those of a block one after the other, in a folder with
+what pages name, on tiny models, and shortened by further options of theirs. What is named within a sentence has the
+options."""
 
 from __future__ import annotations
 
@@ -101,7 +102,9 @@ def start(service, bound, as_json: bool) -> None:
     asyncio.run(first_lane())
 
 
-@pytest.mark.parametrize("where", BLOCKS)
+@pytest.mark.parametrize(
+    "where", [where if "README" in where else pytest.param(where, marks=pytest.mark.nightly) for where in BLOCKS]
+)
 def test_command_lines_run(where, named, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(serve_command, "run", start)

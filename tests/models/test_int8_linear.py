@@ -132,7 +132,7 @@ def test_layers_beside_each_other_are_one_product(calls):
     assert sum(type(m) is MergedInt8Linear for m in with_merged(mixed, DEVICE).modules()) == 7
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.nightly)])
 def test_norms_gates_and_sums_are_computed_on_the_way(monkeypatch, dtype):
     """In a step of few tokens of a model whose every layer is in 8 bits, as in one of 16 bits."""
     counted = as_on_a_gpu(monkeypatch)

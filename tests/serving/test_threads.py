@@ -50,12 +50,13 @@ def test_the_callers_count_is_the_threads():
     assert computed_with(1, between=2) == (1, 0)
 
 
+@pytest.mark.nightly
 @several
 @pytest.mark.parametrize(
     "prefix, environment",
     (
         (("taskset", "-c", str(CPUS[0])), {}),
-        pytest.param((), {"OMP_NUM_THREADS": "1"}, marks=pytest.mark.nightly),
+        ((), {"OMP_NUM_THREADS": "1"}),
     ),
     ids=("taskset", "OMP_NUM_THREADS"),
 )

@@ -12,8 +12,8 @@ import pytest
 
 from . import ROOT
 
-CASES = 12  # of a test, and of one that takes long LONG: all run if there are not more
-LONG = 6
+CASES = 8  # of a test, and of one that takes long LONG: all run if there are not more
+LONG = 3
 KILLERS = ROOT / "tests" / "mutations" / "results.json"
 
 

@@ -54,7 +54,8 @@ def server(tmp_path) -> Iterator[tuple[str, int]]:
         assert process.wait(60) in (0, -signal.SIGTERM)
 
 
-@pytest.mark.parametrize("rounds", [1, pytest.param(6, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("rounds", [1, 6])
 def test_honest_clients_do_not_notice(server, rounds):
     url, pid = server
     asyncio.run(_honest(url, 1))  # caches are filled
