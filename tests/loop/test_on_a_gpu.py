@@ -123,7 +123,7 @@ def test_a_boolean_mask_is_the_same_as_one_that_is_added(monkeypatch):
     model, seen = tiny_model(), []
     for added in (True, False):
         cached = CachedModel(model, attention="model")
-        monkeypatch.setattr(cached, "_float_mask", added)
+        monkeypatch.setattr(cached.attention, "_adds_mask", added)
         cache = cached.new_cache(1, 20)
         cached.prefill(cache, [[1, 2, 3]])
         places = torch.tensor([[3, 4]])

@@ -75,11 +75,11 @@ def test_what_is_recognised(case):
 def test_one_name_switches_all_of_it_off(monkeypatch):
     model, text = tiny_model("llama"), prompts(1, 9, 9)
     found = SpeculativeDecoder(model, None, 0).generate(text, max_new_tokens=12).tokens
-    assert CachedModel(model).attention == "native"
+    assert CachedModel(model).attention.name == "native"
     monkeypatch.setenv("SPECDEC_NATIVE", "0")
     off = CachedModel(model)
-    assert off.attention == "model" and all(
-        type(m).__module__.startswith(("torch", "transformers")) for m in off.steps.modules()
+    assert off.attention.name == "model" and all(
+        type(m).__module__.startswith(("torch", "transformers")) for m in off.forwards.steps.modules()
     )
     assert SpeculativeDecoder(model, None, 0).generate(text, max_new_tokens=12).tokens == found
     monkeypatch.setenv("SPECDEC_NATIVE", "off")
