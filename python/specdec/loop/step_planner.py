@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Collection
 
 from specdec_kernels import Rule
 
@@ -94,7 +95,7 @@ class StepPlanner:
                 allowed = [min(n, room) for n, room in zip(wanted, rooms, strict=True)]
             texts = [[] if s is None else s.text for s in sequences]
         num_drafts = max(wanted if fixed_shape else allowed)
-        live = len(decoding(self.sequences))
+        live = decoding(self.sequences).values()
         asked = {row: s.request.top_log_probs for row, s in enumerate(sequences) if s and s.log_probs is not None}
         # The kernel's raw log-probabilities are of the logits that it reads, which are those after processors.
         processors = self._state.processors.of_rows
@@ -102,7 +103,7 @@ class StepPlanner:
         return HostStep(
             index=index,
             num_drafts=num_drafts,
-            visible=self._visible(max(num_drafts, self._state.nodes), unread),
+            visible=self._visible(live, max(num_drafts, self._state.nodes), unread),
             allowed=allowed,
             texts=texts,
             seen=[s.seen if s and s.processors else [] for s in sequences],
@@ -111,13 +112,13 @@ class StepPlanner:
             log_probs=bool(asked),
             num_ranked=self._rows.set_ranked(ranked),
             top=MAX_TOP if any(asked.values()) else 0,  # two values only, because captured steps fix it
-            cut=functools.partial(self._lengths.cut, len(wanted), live) if chosen else lambda _: None,
+            cut=functools.partial(self._lengths.cut, len(wanted), len(live)) if chosen else lambda _: None,
         )
 
-    def _visible(self, num_drafts: int, unread: int) -> int:
+    def _visible(self, live: Collection[SequenceState], num_drafts: int, unread: int) -> int:
         """Returns the slots that attention reads: those of the longest sequence, and those that steps without a report
         may have added."""
         if self._reads_only_filled:
             return self._state.capacity
-        longest = max(len(s.text) for s in decoding(self.sequences).values())
+        longest = max(len(s.text) for s in live)
         return visible_slots(longest + unread * (self._lengths.most + 1) + num_drafts, self._state.capacity)
