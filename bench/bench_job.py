@@ -64,8 +64,8 @@ def transformers(model: Any, rows: int) -> Way:
             mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in batch])
             settings = {"max_new_tokens": most, "do_sample": False, "pad_token_id": 0}
             texts = model.generate(ids, attention_mask=mask, **settings)[:, width:]
-            over = torch.isin(texts, ends).long().cumsum(1) - torch.isin(texts, ends).long()  # after the end: padding
-            written += int((over == 0).sum())
+            ended = torch.isin(texts, ends).long()
+            written += int((ended.cumsum(1) == ended).sum())  # what comes after an end is padding
         return written
 
     return run
