@@ -51,6 +51,7 @@ class Headline:
         quick: the same in seconds.
         needs: files and folders without which it cannot be made.
         gpu: whether it needs one.
+        rivals: whether other programs are measured, those that are here.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Headline:
     quick: str
     needs: tuple[str, ...] = ()
     gpu: bool = False
+    rivals: bool = False
 
     def lacks(self) -> str | None:
         """Why it cannot be made here."""
@@ -68,7 +70,7 @@ class Headline:
 
     def left_out(self) -> list[str]:
         """The programs that it is compared with and that are not here, and why."""
-        if self.name != "rivals":
+        if not self.rivals:
             return []
         found = [] if importlib.util.find_spec(LLAMA) else ["llama.cpp: pip install llama-cpp-python gguf"]
         absent = [(option, python) for option, python in RIVALS.items() if not (ROOT / python).exists()]
@@ -82,7 +84,7 @@ class Headline:
         command = self.quick if quick else self.command
         found = shlex.split(command.format(json=shlex.quote(str(shown)), build=TRIED.relative_to(ROOT)))
         for option, python in RIVALS.items():
-            found += [option, python] if self.name == "rivals" and (ROOT / python).exists() else []
+            found += [option, python] if self.rivals and (ROOT / python).exists() else []
         return found
 
     def make(self, file: Path, quick: bool) -> str | None:
@@ -122,7 +124,7 @@ HEADLINES = (
     ),
     Headline(
         "rivals", f"{OF_RIVALS} --prompts 6 --new-tokens 64", f"{OF_RIVALS} --kinds '8 bits' --quick",
-        (MODEL, f"{MODEL}.gguf"),
+        (MODEL, f"{MODEL}.gguf"), rivals=True,
     ),
     Headline("clients", f"{OF_CLIENTS} --rounds 2", f"{OF_CLIENTS} --quick", (MODEL,)),
     Headline("job", f"{OF_JOB} --rounds 2", f"{OF_JOB} --quick", (MODEL,)),

@@ -124,7 +124,7 @@ def test_what_is_not_here_is_said_and_what_fails_is_reported(repository):
         clients=replace(BY_NAME["clients"], needs=("real_models/none",)),
         decode=replace(BY_NAME["decode"], gpu=True),
         job=Headline("job", "absent.py --json {json}", ""),
-        rivals=Headline("rivals", "absent.py --json {json}", ""),
+        rivals=Headline("rivals", "absent.py --json {json}", "", rivals=True),
     )
     done = run_main(headline, "clients", "decode", "job", "rivals")
     said = " ".join(done.output.split())
