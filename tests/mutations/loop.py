@@ -159,7 +159,7 @@ MUTATIONS: list[Mutation] = [
             "batch-counts-a-step-for-a-sequence-that-began-later": (
                 "[s if s is not None and s.begun else None for s in self.sequences[:count]]",
                 "self.sequences[:count]",
-                GRAPHS,
+                "tests/serving/test_scheduler.py",
             ),
             "batch-runs-ahead-of-its-penalties": (
                 "(state.processors or state.grammars or self.table.counts or",

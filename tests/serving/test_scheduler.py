@@ -286,6 +286,17 @@ def test_rows_are_filled_while_others_decode():
     check_empty(s)
 
 
+@pytest.mark.parametrize("async_scheduling", (False, True))
+def test_steps_count_for_who_decodes(async_scheduling):
+    """Not for who has a row, while its prompt is read: plainly, each step of a text emits a token of it."""
+    decoder = SpeculativeDecoder(tiny_model(), None, 0)
+    asked = [Request(text, 6, id=i) for i, text in enumerate(prompts(5, 20, 40))]
+    scheduler = Scheduler(decoder, rows=3, max_length=60, prefill_chunk=8, async_scheduling=async_scheduling)
+    ended = list(scheduler.run(asked))
+    assert [(s.stats.steps, s.stats.emitted) for s in ended] == [(6, 6)] * 5
+    assert scheduler.batch.steps > 2 * 6  # so some began while others decoded
+
+
 def test_a_step_that_is_launched_ahead_sees_what_the_one_before_wrote(monkeypatch):
     """Where the text outgrows the 64 slots that attention reads, the host does not know it yet."""
     masked(monkeypatch)
