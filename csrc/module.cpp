@@ -7,6 +7,7 @@
 #include "arguments.h"
 #include "common/extension.h"
 #include "cpu/operations.h"
+#include "cpu/row_state.h"
 
 namespace specdec::cpu {
 namespace {
@@ -23,6 +24,8 @@ STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
   m.impl("speculative_step", TORCH_BOX(&specdec::speculative_step<run_speculative_step>));
   m.impl("draft_children", TORCH_BOX(&specdec::draft_children<run_draft_children>));
   m.impl("verify_tree", TORCH_BOX(&specdec::verify_tree<run_verify_tree>));
+  m.impl("place_rows", TORCH_BOX(&place_rows));
+  m.impl("advance_rows", TORCH_BOX(&advance_rows));
 }
 
 }  // namespace specdec::cpu

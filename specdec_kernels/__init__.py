@@ -3,6 +3,7 @@
 from .api import draft_step, speculative_step
 from .build import build_info
 from .ops import SamplingTensors
+from .row_state import advance_rows, place_rows
 from .tree_api import draft_children, verify_tree
 from .types import (
     Backend,
@@ -29,9 +30,11 @@ __all__ = [
     "TokenTable",
     "TreeRule",
     "TreeStep",
+    "advance_rows",
     "build_info",
     "draft_children",
     "draft_step",
+    "place_rows",
     "speculative_step",
     "verify_tree",
 ]

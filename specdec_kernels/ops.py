@@ -1,7 +1,8 @@
 """Schemas and fakes of every operation: the contract that native code and backends implement. Imports torch only.
 
 Each operation exists once for native code (``draft_step``: the dispatcher picks CPU or CUDA by the tensors' device) and
-once for every Python backend (``draft_step_reference``). All are pure functions of their tensors.
+once for every Python backend (``draft_step_reference``). All are pure functions of their tensors, but for
+``advance_rows``, which writes its state.
 """
 
 from __future__ import annotations
@@ -76,6 +77,13 @@ SCHEMAS = {
         " Tensor? num_nodes, Tensor?[] sampling, Tensor seed, Tensor position, int rule, int depth) -> (Tensor path,"
         " Tensor tokens, Tensor num_accepted, Tensor num_emitted, Tensor status)"
     ),
+    # known, room, wanted [n]; positions, slots [n, num_drafts + 2]; the others [n].
+    "place_rows": (
+        "(Tensor known, Tensor room, Tensor wanted, int num_drafts, int trash) -> (Tensor lengths, Tensor positions,"
+        " Tensor slots, Tensor allowed, Tensor live)"
+    ),
+    # state [5 + E, n]; tokens [n, D]; num_emitted, status [n] int32; faults: bits of a status that end a sequence.
+    "advance_rows": "(Tensor(a!) state, Tensor tokens, Tensor num_emitted, Tensor status, int faults) -> Tensor",
 }
 
 
@@ -117,11 +125,23 @@ def _verify_tree_fake(target_logits, *rest):
     return (*paths, *(target_logits.new_empty((batch,), dtype=torch.int32) for _ in range(3)))
 
 
+def _place_rows_fake(known, room, wanted, num_drafts, trash):
+    (rows,), columns = known.shape, num_drafts + 2
+    shapes = (rows,), (rows, columns), (rows, columns), (rows,)
+    return (*(known.new_empty(shape) for shape in shapes), known.new_empty((rows,), dtype=torch.bool))
+
+
+def _advance_rows_fake(state, *rest):
+    return state.new_empty((state.shape[1],))
+
+
 _FAKES = {
     "draft_step": _draft_step_fake,
     "speculative_step": _speculative_step_fake,
     "draft_children": _draft_children_fake,
     "verify_tree": _verify_tree_fake,
+    "place_rows": _place_rows_fake,
+    "advance_rows": _advance_rows_fake,
 }
 
 

@@ -11,7 +11,7 @@ from ..forks import survive_forks
 from ..ops import handle
 from ..types import Backend
 
-# The operations that it has; Triton has those of trees as well.
+# The operations that it has; Triton has the others as well.
 OF_CUDA = ("draft_step", "speculative_step")
 
 
@@ -84,7 +84,7 @@ def _suffix(stem: str, backend: str, device_type: str) -> str:
     match backend:
         case Backend.REFERENCE:
             survive_forks()
-            from . import reference, reference_tree  # noqa: F401  register the operations
+            from . import reference, reference_rows, reference_tree  # noqa: F401  register the operations
 
             return "_reference"
         case Backend.TRITON:

@@ -76,27 +76,10 @@ MUTATIONS: list[Mutation] = [
         SAMPLED,
         {
             "rows-reuse-noise-in-every-step": ("position=self.known,", "position=torch.zeros_like(self.known),"),
-            "rows-draft-past-the-room": (
-                "torch.minimum(self.wanted, self.room - 1)",
-                "torch.minimum(self.wanted, self.room)",
-                "tests/loop/test_settings.py -k beyond",
-            ),
             "rows-begin-with-one-token-twice": (
                 "last_two = [(text[-2:-1] or text)[0], text[-1]]",
                 "last_two = [text[-1], text[-1]]",
                 COUNTS,
-            ),
-            "rows-take-empty-slots-for-an-end": (".any(-1) & (index < count[:, None])", ".any(-1)", SERVING),
-            "rows-keep-a-stale-last-token": (
-                "count[:, None] + self._two).T",
-                "(count[:, None] - 1).clamp(0) + self._two).T",
-                DECODER,
-            ),
-            "rows-count-steps-instead-of-tokens": ("self.room.sub_(count)", "self.room.sub_(1)", DECODER),
-            "rows-pad-into-slot-0": (
-                "torch.where(counts, places, self._trash)",
-                "torch.where(counts, places, 0)",
-                DECODER,
             ),
             "rows-keep-the-filters-of-the-sequence-before": (
                 "zip(self._numbers, parts, strict=True):",
@@ -104,6 +87,20 @@ MUTATIONS: list[Mutation] = [
             ),
             "rows-replay-a-graph-of-fewer": ("return self.count, *(", "return 0, *(", f"{BUCKETS} -k graphs"),
             "rows-flap": ("self._spare > PATIENCE", "self._spare > 0", f"{BUCKETS} -k numbers"),
+        },
+    ),
+    *mutations(
+        "specdec_kernels/backends/reference_rows.py",
+        "tests/kernels/test_row_state.py",
+        {
+            "rows-draft-past-the-room": ("torch.minimum(wanted, room - 1)", "torch.minimum(wanted, room)"),
+            "rows-pad-into-slot-0": ("torch.where(counts, places, trash)", "torch.where(counts, places, 0)"),
+            "rows-take-empty-slots-for-an-end": (".any(-1) & (index < count[:, None])", ".any(-1)"),
+            "rows-keep-a-stale-last-token": (
+                "text.gather(1, count[:, None] +",
+                "text.gather(1, (count[:, None] - 1).clamp(0) +",
+            ),
+            "rows-count-steps-instead-of-tokens": ("room.sub_(count)", "room.sub_(1)"),
         },
     ),
     *mutations(

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import torch
 
-from specdec_kernels import SamplingParams, SamplingTensors, SpeculativeStep, Status, TokenTable, TreeStep
+from specdec_kernels import (
+    SamplingParams,
+    SamplingTensors,
+    SpeculativeStep,
+    TokenTable,
+    TreeStep,
+    advance_rows,
+    place_rows,
+)
 
 from ..drafters.protocol import HostStep, Step
 from .sequence import PARAMETERS, SequenceState
 
-_TARGET_FAULTS = int(Status.TARGET_FAULTS)
 PATIENCE = 8  # steps for which fewer rows must suffice before steps have fewer, as each number has costs of its own
 
 
@@ -52,17 +59,15 @@ class Rows:
         self._off = dict(zip(PARAMETERS, off, strict=True))
         self._sequences: dict[int, SequenceState] = {}  # of occupied rows
         self.columns = torch.arange(max(most_drafts, nodes) + 1, device=device)
-        self._places, self._two = (torch.arange(*ends, device=device) for ends in ((-2, most_drafts), (2,)))
         self._edited: dict[int, SequenceState | None] = {}
         self._wanted, self._ranked = [0] * size, [0] * size
         self.use(size)
 
     def use(self, count: int) -> None:
         """Sets n, how many rows the next steps have. The others must be empty; no step reads or changes them."""
-        self.count, integers = count, self._integers[:, :count]
-        self.known, self.room, self.seed = integers[:3]
-        self._last_two, self._eos = integers[3:5], integers[5:]
-        self.last_two, self.wanted = self._last_two.T, self._all_wanted[:count]
+        self.count, self._state = count, self._integers[:, :count]
+        self.known, self.room, self.seed = self._state[:3]
+        self.last_two, self.wanted = self._state[3:5].T, self._all_wanted[:count]
         self.sampling = self._used()
 
     @property
@@ -135,18 +140,14 @@ class Rows:
         )
 
     def place(self, host: HostStep, table: TokenTable | None) -> Step:
-        """Returns the step with the positions and slots of its tokens. A sequence drafts at most ``room - 1`` tokens,
-        since a step adds one recovered or bonus token to them. Tokens that do not count get position 0 and the trash
-        slot.
+        """Returns the step with the positions and slots of its tokens.
 
         Args:
             table: biases, bans and penalties of tokens; None: there are none.
         """
-        columns = self._places[: host.num_drafts + 2]
-        live = self.room > 0
-        allowed = torch.minimum(self.wanted, self.room - 1).clamp_(0, host.num_drafts)
-        places = self.known[:, None] + columns
-        counts = (columns < allowed[:, None]) & (places >= 0) & live[:, None]
+        lengths, positions, slots, allowed, live = place_rows(
+            self.known, self.room, self.wanted, num_drafts=host.num_drafts, trash=self._trash
+        )
         return Step(
             index=host.index,
             num_drafts=host.num_drafts,
@@ -160,11 +161,11 @@ class Rows:
             num_ranked=host.num_ranked,
             top=host.top,
             cut=host.cut,
-            lengths=places[:, 1].clamp(0),
+            lengths=lengths,
             position=self.known,
             last_two=self.last_two,
-            positions=places * counts,
-            slots=torch.where(counts, places, self._trash),
+            positions=positions,
+            slots=slots,
             allowed_on_device=allowed,
             live=live,
             seed=self.seed,
@@ -177,19 +178,7 @@ class Rows:
         Returns:
             [n] int64: how many tokens of ``out.tokens`` each sequence emitted; 0 in rows without a live sequence.
         """
-        live, tokens = self.room > 0, out.tokens
-        count, index = out.num_emitted.to(torch.int64), self.columns[: tokens.shape[1]]
-        ends = (tokens[:, :, None] == self._eos.T[:, None]).any(-1) & (index < count[:, None])
-        beyond = tokens.shape[1]
-        first = torch.where(ends, index, beyond).amin(1)
-        ended = first < beyond
-        count = torch.minimum(count, first + 1) * live
-        failed = (out.status & _TARGET_FAULTS) != 0
-        self.room.sub_(count).mul_(~(ended | failed))
-        self.known.add_(count)
-        known = torch.cat((self.last_two, tokens), 1)
-        self._last_two.copy_(known.gather(1, count[:, None] + self._two).T)
-        return count
+        return advance_rows(self._state, out.tokens, out.num_emitted, out.status)
 
 
 class RowBuckets:

@@ -3,6 +3,6 @@
 Imported on first use, since Triton takes long to import and is not installed everywhere.
 """
 
-from . import draft_children, draft_step, speculative_step, verify_tree
+from . import draft_children, draft_step, row_state, speculative_step, verify_tree
 
-__all__ = ["draft_children", "draft_step", "speculative_step", "verify_tree"]
+__all__ = ["draft_children", "draft_step", "row_state", "speculative_step", "verify_tree"]
