@@ -161,10 +161,9 @@ class SpeculativeDecoder:
                 :class:`~specdec.sampling.grammar_masks.GrammarError`, which ends the sequence of that grammar alone.
         """
         sequences = [SequenceState.of(i, r, self.target, self.most_drafts) for i, r in enumerate(requests)]
-        accept_rule, max_lengths = self.read_rule(rule), self._memory.max_lengths
+        accept_rule = self.read_rule(rule)
         for sequence in sequences:
-            for name, max_length in max_lengths.items():
-                check_room([sequence.text], sequence.room, name, max_length)
+            check_room([sequence.text], sequence.room, "target", self.target.max_length)
             self.check(sequence, accept_rule)
         longest = max((sequence.slots for sequence in sequences), default=1)  # a cache without rows has slots, too
         if sequences:
@@ -267,9 +266,9 @@ class SpeculativeDecoder:
 
     @property
     def max_length(self) -> int | None:
-        """The most tokens of a prompt and its text: the positions of target or draft model, whichever has fewer. None:
-        neither says how many it has."""
-        return min((length for length in self._memory.max_lengths.values() if length is not None), default=None)
+        """The most tokens of a prompt and its text: the positions of the target. None: it does not say how many it has.
+        A draft model with fewer drafts as far as it can."""
+        return self.target.max_length
 
     @property
     def most_drafts(self) -> int:

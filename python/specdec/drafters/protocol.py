@@ -257,7 +257,8 @@ class Drafter(ABC):
         trees: whether sessions propose trees.
         samples_trees: whether they draw the nodes of trees under rules ``token`` and ``block``.
         model: the model that it drafts with; None: it has none, or one that the decoder need not know.
-        max_length: the positions of its model; None: it has no limit of its own.
+        max_length: the positions of its model. A text that is longer goes on, and it is asked for no more drafts. None:
+            it has no limit of its own.
     """
 
     copying: bool = False

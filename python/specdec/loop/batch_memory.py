@@ -21,12 +21,6 @@ class BatchMemory:
     nodes: int
 
     @property
-    def max_lengths(self) -> dict[str, int | None]:
-        """The positions of each model; None: it does not say how many it has."""
-        drafter = self.drafter
-        return {"target": self.target.max_length, **({} if drafter is None else {"draft": drafter.max_length})}
-
-    @property
     def tree_slots(self) -> int:
         """How many slots after a text the caches need for a tree: a drafter may look at more nodes than it proposes."""
         if not self.nodes or self.drafter is None:
@@ -55,7 +49,7 @@ class BatchMemory:
             cache_tokens,
             cache_bytes,
             slot_bytes={name: cost for name, cost in costs.items() if cost},
-            positions=self.max_lengths,
+            positions={"target": self.target.max_length},
             free_memory=self.target.free_memory,
             step=step,
             nodes=self.tree_slots,
