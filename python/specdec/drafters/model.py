@@ -19,6 +19,7 @@ from ..models.forward.cached_model import CachedModel
 from ..models.forward.layout import Layout
 from ..models.forward.prompt_parts import PromptParts
 from ..models.load.reduced_head import reduced_ids
+from ..models.load.shared_ids import ids_of_pair
 from ..models.supported import cached_model
 from .drawing import Drawing
 from .protocol import BatchState, Drafter, Drafts, DraftSession, Step
@@ -39,6 +40,7 @@ class ModelDrafter(Drafter):
     """
 
     trees = samples_trees = True
+    doubt = "Has the draft model the target's tokenizer, weights that were trained, and a dtype that it was made for?"
     model: CachedModel
 
     def __init__(
@@ -86,14 +88,15 @@ def model_drafter(
         cache_dtype = None  # the draft's keys are not wider than this
     model, columns = cached_model(draft, "draft", cache_dtype, compile, target.vocab_size), None
     ids: torch.Tensor | None = None
-    d2t = reduced_ids(draft) if d2t is None else d2t
+    if d2t is None and (d2t := reduced_ids(draft)) is None:
+        d2t = ids_of_pair(target.model, draft)
     if d2t is not None:
         ids, columns = read_d2t(d2t, model, target)
     elif model.vocab_size != target.vocab_size:
         raise ValueError(
-            f"draft: its vocabulary has {model.vocab_size} tokens, allowed: {target.vocab_size}, "
-            "the target's; or, where both pad one tokenizer's vocabulary, d2t=range(len(tokenizer)); "
-            "a draft with another tokenizer takes UniversalDrafter"
+            f"draft: its vocabulary has {model.vocab_size} tokens, allowed: {target.vocab_size}, the target's; another "
+            "size where both models were loaded from folders with one tokenizer, all of whose tokens they have, or with "
+            "d2t=range(len(tokenizer)); a draft with another tokenizer takes UniversalDrafter"
         )
     if model.device != target.device:
         raise ValueError(f"draft: is on {model.device}, allowed: {target.device}, the target's device")
@@ -197,8 +200,8 @@ class ModelDraftSession(DraftSession):
         return drafts if self.num_positions is None else _no_deeper(drafts, step.allowed_on_device)
 
     def _before_end(self, step: Step, end: int) -> Step:
-        """Returns the step as a model with positions 0 to ``end`` - 1 can be fed it. From position ``end`` - 1 it drafts
-        the token at ``end``, its last one."""
+        """Returns the step as a model with positions 0 to ``end`` - 1 can be fed it. From its last position it drafts
+        the token after that, and no more."""
         there = step.slots < end
         return dataclasses.replace(
             step,

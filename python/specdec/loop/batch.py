@@ -308,6 +308,8 @@ class Batch:
                 sequence.fail(error)
                 self.finish(sequence)
                 continue
+            if self.config.first_drafts is not None:
+                self.config.first_drafts.note(report.drafted, accepted)
             copy = None if copies is None else CopyResult(copies.matched[row], copies.tokens[row], tokens)
             results.append(RowResult(asked, accepted, len(tokens), not sequence.live, copy))
             if sequence.may_draft and sequence.drafter_failed():
