@@ -95,8 +95,8 @@ def model_drafter(
     elif model.vocab_size != target.vocab_size:
         raise ValueError(
             f"draft: its vocabulary has {model.vocab_size} tokens, allowed: {target.vocab_size}, the target's; another "
-            "size where both models were loaded from folders with one tokenizer, all of whose tokens they have, or with "
-            "d2t=range(len(tokenizer)); a draft with another tokenizer takes UniversalDrafter"
+            "size where both models were loaded from folders with one tokenizer, all of whose tokens they have, or "
+            "with d2t=range(len(tokenizer)); a draft with another tokenizer takes UniversalDrafter"
         )
     if model.device != target.device:
         raise ValueError(f"draft: is on {model.device}, allowed: {target.device}, the target's device")

@@ -36,12 +36,36 @@ class BatchMemory:
         Raises:
             ValueError: names the argument, what was given, and the numbers that are allowed.
         """
+        asked = rows, max_length, cache_tokens, cache_bytes, step
+        end = None if self.drafter is None else self.drafter.max_length
+        if end is None or (max_length is not None and max_length <= end):
+            return self._plan(*asked)
+        if max_length is not None:
+            return self._plan(*asked, draft_slots=end + self.tree_slots + 1)
+        # Whether texts become longer than the drafter's positions is what the plan says.
+        with suppress(ValueError):
+            if (budget := self._plan(*asked, draft_slots=end + self.tree_slots + 1)).max_length > end:
+                return budget
+        return self._plan(*asked)
+
+    def _plan(
+        self,
+        rows: int | None,
+        max_length: int | None,
+        cache_tokens: int | None,
+        cache_bytes: int | None,
+        step: int,
+        draft_slots: int | None = None,
+    ) -> CacheBudget:
+        """The same, where a row of the drafter's cache has so many slots; None: as many as one of the target's."""
         costs, window = {"target": self.target.slot_bytes()}, max(self.most_drafts, self.nodes) + 1
         row_bytes = self.target.row_bytes(window)
         if self.most_drafts > 0 and self.drafter is not None:
             # A drafter that fails here will also fail when its session starts, and is dropped there.
             with suppress(Exception):
-                costs["draft"] = self.drafter.cache_bytes()
+                each = self.drafter.cache_bytes()
+                costs["draft"] = each if draft_slots is None else 0
+                row_bytes += each * (draft_slots or 0)
                 row_bytes += self.drafter.row_bytes(self.most_drafts)
         return plan_caches(
             rows,
