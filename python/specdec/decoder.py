@@ -47,9 +47,9 @@ class SpeculativeDecoder:
         target: a decoder-only transformers causal LM in evaluation mode, quantised or not, or a ``peft`` model around
             one. The adapters that are active when ``generate`` is called are used.
         draft: a smaller causal LM with the same tokenizer, of any dtype, which drafts as far as its positions go; a
-            :class:`~specdec.drafters.Drafter`, such as a head (:func:`~specdec.load_head`); or None: a ``SuffixDrafter``,
-            which needs no model. A drafter that fails is dropped, with its error in the log, and decoding continues
-            without drafts.
+            :class:`~specdec.drafters.Drafter`, such as a head (:func:`~specdec.load_head`); or None: a
+            ``SuffixDrafter``, which needs no model. A drafter that fails is dropped, with its error in the log, and
+            decoding continues without drafts.
         num_drafts: K, drafted tokens a step, >= 0 (0 is plain decoding in the same loop), or :class:`AdaptiveDrafts` to
             choose it. By default it is chosen where no text depends on it (greedy, or rule ``coupled``), and 4
             elsewhere, so that a seed gives the same text every time.

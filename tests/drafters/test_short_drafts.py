@@ -98,13 +98,20 @@ def test_a_text_past_the_end_gives_what_it_shares():
     """A scheduler shows the draft a longer text than it can read, of which a new one has the beginning."""
     target, draft = tunable_pair(0.1)
     decoder = SpeculativeDecoder(target, shortened(draft), num_drafts=3)
+    extend, ends = decoder.drafter.model.extend, []
+
+    def noted(cache, texts, *arguments):
+        ends.extend(map(len, texts))
+        return extend(cache, texts, *arguments)
+
+    decoder.drafter.model.extend = noted
     scheduler = Scheduler(decoder, rows=2, prefill_chunk=4, prefix_reuse="exact")
     long, short = list(range(1, 40)), list(range(1, 18))
     scheduler.submit(Request(long, NEW, eos_token_id=[]))
     for _ in range(12):
         scheduler.step()
     found = next(s for s in scheduler.run([Request(short, 10, eos_token_id=[])]) if s.request.prompt == short)
-    assert scheduler.batch.session.alive and found.reused and found.stats.drafted > 0
+    assert max(ends) == END and scheduler.batch.session.alive and found.reused and found.stats.drafted > 0
     (alone,) = generate(target, None, [short], 0, max_new_tokens=10, eos_token_id=[]).tokens
     assert found.tokens == alone
 

@@ -11,8 +11,8 @@ from specdec import SpeculativeDecoder, load_model, load_pair
 from specdec.cli.drafters import make_drafter
 from specdec.models.load.shared_ids import ids_of_pair
 from support.models import VOCABULARY, tiny_model, tunable_pair
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 WORDS = [f"w{i}" for i in range(VOCABULARY - 4)]  # so that both sizes below have all of them
 PROMPT = [[5, 6, 7]]

@@ -40,7 +40,9 @@ class ModelDrafter(Drafter):
     """
 
     trees = samples_trees = True
-    doubt = "Has the draft model the target's tokenizer, weights that were trained, and a dtype that it was made for?"
+    doubt: str | None = (
+        "Has the draft model the target's tokenizer, weights that were trained, and a dtype that it was made for?"
+    )
     model: CachedModel
 
     def __init__(
