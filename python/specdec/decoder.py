@@ -24,6 +24,7 @@ from .loop.batch_config import BatchConfig
 from .loop.batch_memory import BatchMemory
 from .loop.copied_length import CopiedK
 from .loop.draft_length import DEFAULT_DRAFTS, AdaptiveDrafts, AdaptiveK, DraftLength, FixedK, most_drafts
+from .loop.first_drafts import FirstDrafts
 from .loop.graphs import StepGraphs
 from .loop.request import Request
 from .loop.sequence import Output, SequenceState
@@ -45,9 +46,10 @@ class SpeculativeDecoder:
     Args:
         target: a decoder-only transformers causal LM in evaluation mode, quantised or not, or a ``peft`` model around
             one. The adapters that are active when ``generate`` is called are used.
-        draft: a smaller causal LM with the same vocabulary, of any dtype; a :class:`~specdec.drafters.Drafter`, such
-            as a head (:func:`~specdec.load_head`); or None: a ``SuffixDrafter``, which needs no model. A drafter that
-            fails is dropped, with its error in the log, and decoding continues without drafts.
+        draft: a smaller causal LM with the same tokenizer, of any dtype, which drafts as far as its positions go; a
+            :class:`~specdec.drafters.Drafter`, such as a head (:func:`~specdec.load_head`); or None: a
+            ``SuffixDrafter``, which needs no model. A drafter that fails is dropped, with its error in the log, and
+            decoding continues without drafts.
         num_drafts: K, drafted tokens a step, >= 0 (0 is plain decoding in the same loop), or :class:`AdaptiveDrafts` to
             choose it. By default it is chosen where no text depends on it (greedy, or rule ``coupled``), and 4
             elsewhere, so that a seed gives the same text every time.
@@ -55,8 +57,9 @@ class SpeculativeDecoder:
         d2t: for a draft model whose *output* covers only a part of the target's vocabulary (EAGLE-3, arXiv 2503.01840;
             FR-Spec, arXiv 2502.14856): the target's id of each column of the draft's logits, ascending. The draft's
             embedding must cover the whole vocabulary, since it is fed the target's tokens. Where target and draft pad
-            the vocabulary of one tokenizer to different sizes, pass ``range(len(tokenizer))``: later columns are then
-            never drafted.
+            the vocabulary of one tokenizer to different sizes, it is ``range(len(tokenizer))``, so that later columns
+            are never drafted. That is found if both were loaded from folders, or names on the hub, with that tokenizer;
+            of other models it has to be said.
         confidence: for a draft model, from 0 (off) to below 1. A sequence's drafting ends, in each step, with the first
             token to which the model gives a smaller probability. The token itself is still verified.
         graph_bytes: memory for CUDA graphs on an NVIDIA GPU; 0 turns them off. A step is captured when its shape
@@ -123,6 +126,7 @@ class SpeculativeDecoder:
         self.nodes = 0 if tree is None else self._read_tree(tree)
         if self.drafter is not None:
             self.drafter.check(self.target, tree or 0, self.most_drafts)
+        self._first_drafts = FirstDrafts(self.drafter)
         self._lengths: DraftLength
         if isinstance(num_drafts, AdaptiveDrafts):
             copying = self.drafter is not None and self.drafter.copying and not self.nodes
@@ -161,10 +165,9 @@ class SpeculativeDecoder:
                 :class:`~specdec.sampling.grammar_masks.GrammarError`, which ends the sequence of that grammar alone.
         """
         sequences = [SequenceState.of(i, r, self.target, self.most_drafts) for i, r in enumerate(requests)]
-        accept_rule, max_lengths = self.read_rule(rule), self._memory.max_lengths
+        accept_rule = self.read_rule(rule)
         for sequence in sequences:
-            for name, max_length in max_lengths.items():
-                check_room([sequence.text], sequence.room, name, max_length)
+            check_room([sequence.text], sequence.room, "target", self.target.max_length)
             self.check(sequence, accept_rule)
         longest = max((sequence.slots for sequence in sequences), default=1)  # a cache without rows has slots, too
         if sequences:
@@ -224,6 +227,7 @@ class SpeculativeDecoder:
             backend=self.backend,
             nodes=self.nodes,
             graphs=StepGraphs(self.graph_bytes) if self._on_graphs else None,
+            first_drafts=self._first_drafts,
         )
 
     def read_rule(self, rule: str | AcceptRule | None) -> AcceptRule:
@@ -267,9 +271,9 @@ class SpeculativeDecoder:
 
     @property
     def max_length(self) -> int | None:
-        """The most tokens of a prompt and its text: the positions of target or draft model, whichever has fewer. None:
-        neither says how many it has."""
-        return min((length for length in self._memory.max_lengths.values() if length is not None), default=None)
+        """The most tokens of a prompt and its text: the positions of the target. None: it does not say how many it has.
+        A draft model with fewer drafts as far as it can."""
+        return self.target.max_length
 
     @property
     def most_drafts(self) -> int:

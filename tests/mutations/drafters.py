@@ -45,6 +45,21 @@ MUTATIONS: list[Mutation] = [
                 "        # The host",
                 "tests/drafters/test_early_exit.py",
             ),
+            "short-draft-is-fed-the-position-after-its-last": (
+                "there = step.slots < end",
+                "there = step.slots <= end",
+                "tests/drafters/test_short_drafts.py",
+            ),
+            "short-draft-proposes-past-its-end": (
+                "drafts.tokens.masked_fill(depths > allowed[:, None], -1)",
+                "drafts.tokens",
+                "tests/drafters/test_short_drafts.py -k perfect",
+            ),
+            "short-draft-reads-past-its-end": (
+                "[: self.num_positions] for row in rows]",
+                " for row in rows]",
+                "tests/drafters/test_short_drafts.py -k shares",
+            ),
             "model-moves-keys-one-slot-late": (
                 "        cache.lengths = root\n",
                 "        cache.lengths = root + 1\n",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 
 import pytest
@@ -60,11 +61,25 @@ def test_what_does_not_fit_is_refused_with_the_numbers(caches):
         Scheduler(both, rows=3, max_length=40, cache_bytes=3 * 41 * BOTH - 1)
     with pytest.raises(ValueError, match="cache_tokens: got 122, allowed: >= 123 for 3 rows of 41 slots"):
         Scheduler(both, rows=3, max_length=40, cache_tokens=122)
-    with pytest.raises(ValueError, match="max_length: got 257, allowed: <= 256, the positions of the draft"):
+    with pytest.raises(ValueError, match="max_length: got 257, allowed: <= 256, the positions of the target"):
         Scheduler(both, rows=3, max_length=257)
     assert all(cache.capacity == 2 for cache, _ in caches)
     assert Scheduler(both, rows=None, max_length=40, cache_tokens=170).usage.rows == 4
     assert Scheduler(decoder(0), rows=3, cache_bytes=3 * 41 * BOTH).budget.max_length == 122  # no draft's cache
+
+
+def test_a_draft_with_fewer_positions_has_fewer_slots(caches):
+    """What it does not need is there for longer texts; those that it can draft for to the end cost what they did."""
+    draft = copy.deepcopy(tiny_model("gpt2", 1))
+    draft.config.n_positions = 64
+    short = SpeculativeDecoder(tiny_model("llama"), draft, 2)
+    row = 101 * 256 + 65 * 512
+    scheduler = Scheduler(short, rows=3, cache_bytes=3 * row)
+    assert scheduler.max_length == 100 and scheduler.budget.bytes == 3 * row
+    assert sum(size for cache, each in caches if cache.capacity > 2 for _, size in each) == scheduler.budget.bytes
+    assert Scheduler(short, rows=3, max_length=200).budget.bytes == 3 * (201 * 256 + 65 * 512)
+    assert Scheduler(short, rows=3, cache_bytes=3 * 41 * BOTH).max_length == 40
+    assert Scheduler(short, rows=3, max_length=64).budget.bytes == 3 * 65 * BOTH
 
 
 @pytest.mark.parametrize("which", ("target", "draft"))

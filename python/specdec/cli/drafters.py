@@ -79,12 +79,11 @@ def make_drafter(
     match name:
         case "model" | "tree" if draft is not None:
             from ..drafters.model import model_drafter
+            from ..models.load.shared_ids import ids_of_pair
             from ..models.supported import cached_model
 
-            known, sizes = None, [m.config.get_text_config(decoder=True).vocab_size for m in (target, draft)]
-            if tokenizer is not None and sizes[0] != sizes[1] and min(sizes) >= len(tokenizer):
-                known = range(len(tokenizer))
-            elif sizes[0] != sizes[1]:
+            sizes = [m.config.get_text_config(decoder=True).vocab_size for m in (target, draft)]
+            if (known := ids_of_pair(target, draft, tokenizer)) is None and sizes[0] != sizes[1]:
                 given, allowed = f"a vocabulary of {sizes[1]} tokens", f"{sizes[0]}, the target's"
                 refuse("draft", given, f"{allowed}; universal (--drafter, of bench --method) takes another tokenizer")
             return model_drafter(draft, cached_model(target, "target"), known, confidence)

@@ -43,6 +43,8 @@ class EarlyExitDrafter(ModelDrafter):
         16
     """
 
+    doubt = None  # few targets can draft with their first layers, so there is no mistake to look for
+
     def __init__(
         self, target: PreTrainedModel, num_layers: int, confidence: float = 0.0, growth: TreeGrowth | None = None
     ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -12,11 +13,13 @@ from specdec_kernels import DraftStep
 
 from ..checks import refuse
 from ..models.cache.kv_cache import StaticKVCache
+from ..models.cache.tree import Tree
 from ..models.exchanged.stored_weights import computing_dtype
 from ..models.forward.cached_model import CachedModel
 from ..models.forward.layout import Layout
 from ..models.forward.prompt_parts import PromptParts
 from ..models.load.reduced_head import reduced_ids
+from ..models.load.shared_ids import ids_of_pair
 from ..models.supported import cached_model
 from .drawing import Drawing
 from .protocol import BatchState, Drafter, Drafts, DraftSession, Step
@@ -37,6 +40,9 @@ class ModelDrafter(Drafter):
     """
 
     trees = samples_trees = True
+    doubt: str | None = (
+        "Has the draft model the target's tokenizer, weights that were trained, and a dtype that it was made for?"
+    )
     model: CachedModel
 
     def __init__(
@@ -84,14 +90,15 @@ def model_drafter(
         cache_dtype = None  # the draft's keys are not wider than this
     model, columns = cached_model(draft, "draft", cache_dtype, compile, target.vocab_size), None
     ids: torch.Tensor | None = None
-    d2t = reduced_ids(draft) if d2t is None else d2t
+    if d2t is None and (d2t := reduced_ids(draft)) is None:
+        d2t = ids_of_pair(target.model, draft)
     if d2t is not None:
         ids, columns = read_d2t(d2t, model, target)
     elif model.vocab_size != target.vocab_size:
         raise ValueError(
-            f"draft: its vocabulary has {model.vocab_size} tokens, allowed: {target.vocab_size}, "
-            "the target's; or, where both pad one tokenizer's vocabulary, d2t=range(len(tokenizer)); "
-            "a draft with another tokenizer takes UniversalDrafter"
+            f"draft: its vocabulary has {model.vocab_size} tokens, allowed: {target.vocab_size}, the target's; another "
+            "size where both models were loaded from folders with one tokenizer, all of whose tokens they have, or "
+            "with d2t=range(len(tokenizer)); a draft with another tokenizer takes UniversalDrafter"
         )
     if model.device != target.device:
         raise ValueError(f"draft: is on {model.device}, allowed: {target.device}, the target's device")
@@ -122,6 +129,9 @@ def read_d2t(
 class ModelDraftSession(DraftSession):
     """Drafts for one batch, with the batch's draft cache.
 
+    Texts may be longer than the draft model's positions. Whether a token is drafted then depends on its position alone:
+    the model is fed nothing at its last position + 1 or later, so its cache has no slots for that.
+
     Args:
         shared: the target's cache, if the draft model is a part of the target. At every step it holds all known tokens
             but the last, and the target overwrites the keys of drafts. None: the draft model has its own cache.
@@ -136,7 +146,14 @@ class ModelDraftSession(DraftSession):
         # draft was never fed, and writing the other token's key again costs less than a shape that depends on
         # acceptance. In the target's cache that key would replace the target's own, whose rounding may differ.
         self.first = 1 if self.is_shared else 2
-        self.cache = shared or self.model.new_cache(batch.size, batch.capacity, batch.most_drafts + 1)
+        # None: the model has a position for every token of a text.
+        self.num_positions, slots = self.model.max_length, batch.capacity
+        tree_slots = max(batch.nodes, drafter.tree_slots(batch.nodes, batch.most_drafts))
+        if self.is_shared or self.num_positions is None or self.num_positions >= slots - tree_slots - 1:
+            self.num_positions = None
+        else:
+            slots = min(slots, self.model.capacity(self.num_positions, tree_slots))
+        self.cache = shared or self.model.new_cache(batch.size, slots, batch.most_drafts + 1)
         self.growth = Growth(drafter.growth, batch, self.d2t)
         self.parts: PromptParts | None = None
         if batch.prefill_chunk is not None:
@@ -166,7 +183,7 @@ class ModelDraftSession(DraftSession):
         committed = self.cache.committed()
         for rows in neighbours(texts) if self.parts is None else [[row] for row in texts]:
             # A row has two tokens or more once a token was emitted; a prompt may have one, which is fed twice.
-            known = [texts[row][: max(len(texts[row]) - 2, 0)] for row in rows]
+            known = [texts[row][: max(len(texts[row]) - 2, 0)][: self.num_positions] for row in rows]
             begin = [min(max(starts[row], committed[row]), len(text)) for row, text in zip(rows, known, strict=True)]
             if self.parts is None:
                 self.model.extend(self.cache, known, begin, rows[0])
@@ -180,7 +197,22 @@ class ModelDraftSession(DraftSession):
         self.parts.read(row, start, len(known), lambda a, b: self.model.extend(self.cache, [known[:b]], [a], row))
 
     def propose(self, step: Step) -> Drafts:
-        return self._tree(step) if self.batch.nodes else self._chain(step)
+        step = step if self.num_positions is None else self._before_end(step, self.num_positions)
+        drafts = self._tree(step) if self.batch.nodes else self._chain(step)
+        return drafts if self.num_positions is None else _no_deeper(drafts, step.allowed_on_device)
+
+    def _before_end(self, step: Step, end: int) -> Step:
+        """Returns the step as a model with positions 0 to ``end`` - 1 can be fed it. From its last position it drafts
+        the token after that, and no more."""
+        there = step.slots < end
+        return dataclasses.replace(
+            step,
+            visible=min(step.visible, self.cache.trash),
+            lengths=step.lengths.clamp(max=end - 1),
+            positions=step.positions * there,
+            slots=torch.where(there, step.slots, self.cache.trash),
+            allowed_on_device=torch.minimum(step.allowed_on_device, end + 1 - step.position).clamp(min=0),
+        )
 
     def _chain(self, step: Step) -> Drafts:
         cache, lap = self.cache, self.batch.timer.lap
@@ -245,6 +277,15 @@ class ModelDraftSession(DraftSession):
         tokens, status = draw.tokens.masked_fill(stopped, -1), draw.status.masked_fill(stopped, 0)
         draw = draw._replace(tokens=tokens, status=status)
         return draw, [n if likely else min(n, offset + 1) for n, likely in zip(going, sure, strict=True)]
+
+
+def _no_deeper(drafts: Drafts, allowed: torch.Tensor) -> Drafts:
+    """Returns the drafts without those of a row that come after its first ``allowed`` [n] int64, or are deeper."""
+    if drafts.parents is None:
+        depths = torch.arange(1, drafts.tokens.shape[1] + 1, device=allowed.device)[None]
+    else:
+        depths = Tree.of(drafts.parents).depths[:, 1:]
+    return drafts._replace(tokens=drafts.tokens.masked_fill(depths > allowed[:, None], -1))
 
 
 def neighbours(rows: Iterable[int]) -> list[list[int]]:

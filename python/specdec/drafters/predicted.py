@@ -45,7 +45,7 @@ class PredictedDrafter(Drafter):
     def __init__(self, drafter: Drafter | None = None):
         self.drafter = drafter
         if drafter is not None:
-            self.model, self.max_length = drafter.model, drafter.max_length
+            self.model, self.max_length, self.doubt = drafter.model, drafter.max_length, drafter.doubt
 
     @property
     def name(self) -> str:

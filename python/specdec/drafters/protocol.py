@@ -257,7 +257,9 @@ class Drafter(ABC):
         trees: whether sessions propose trees.
         samples_trees: whether they draw the nodes of trees under rules ``token`` and ``block``.
         model: the model that it drafts with; None: it has none, or one that the decoder need not know.
-        max_length: the positions of its model; None: it has no limit of its own.
+        max_length: the positions of its model. A text that is longer goes on, and it is asked for no more drafts. None:
+            it has no limit of its own.
+        doubt: what to look at if nothing that it drafts is accepted, which is said once; None: that can be as it is.
     """
 
     copying: bool = False
@@ -265,6 +267,7 @@ class Drafter(ABC):
     samples_trees: bool = False
     model: CachedModel | None = None
     max_length: int | None = None
+    doubt: str | None = None
 
     @property
     def name(self) -> str:

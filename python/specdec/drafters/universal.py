@@ -38,6 +38,7 @@ class UniversalDrafter(Drafter):
         ValueError: names the argument, what was given and what is allowed.
     """
 
+    doubt = "Is draft_tokenizer the draft model's own, and has the model a dtype that it was made for?"
     model: CachedModel
 
     def __init__(

@@ -299,7 +299,7 @@ class Batch:
         for row, (sequence, report) in enumerate(zip(step.sequences, step.report.read(), strict=True)):
             if sequence is None or not sequence.live:
                 continue
-            asked = min(step.wanted[row], sequence.room - 1)
+            asked = min(step.wanted[row], self.planner.room_for_drafts(sequence))
             try:
                 tokens, accepted, report = self._enter_row(row, sequence, report, result.drafts.forwards)
             except BaseException as error:  # from its processors or its stop, so it concerns no other sequence
@@ -308,6 +308,8 @@ class Batch:
                 sequence.fail(error)
                 self.finish(sequence)
                 continue
+            if self.config.first_drafts is not None:
+                self.config.first_drafts.note(report.drafted, accepted)
             copy = None if copies is None else CopyResult(copies.matched[row], copies.tokens[row], tokens)
             results.append(RowResult(asked, accepted, len(tokens), not sequence.live, copy))
             if sequence.may_draft and sequence.drafter_failed():

@@ -10,6 +10,7 @@ from ..sampling.grammar_masks import GrammarMasks
 from ..sampling.processors import Processors
 from ..stats import Timer
 from .draft_length import DraftLength
+from .first_drafts import FirstDrafts
 from .graphs import StepGraphs
 from .prefixes import PrefixReuse
 from .step import AcceptRule
@@ -29,6 +30,7 @@ class BatchConfig:
         async_scheduling: whether the device may be one step ahead of the host.
         graphs: runs a step as one CUDA graph; None: no graphs.
         prefill_chunk: prompts are read one at a time, in parts of so many tokens; None: all at once.
+        first_drafts: watches whether any of the first drafts is accepted; None: nobody does.
         prefix_reuse: what such prompts take over from earlier ones.
     """
 
@@ -46,6 +48,7 @@ class BatchConfig:
     graphs: StepGraphs | None = None
     prefill_chunk: int | None = None
     prefix_reuse: PrefixReuse = PrefixReuse.OFF
+    first_drafts: FirstDrafts | None = None
 
     def new_state(self) -> BatchState:
         """Returns the state of a batch without sequences."""

@@ -21,12 +21,6 @@ class BatchMemory:
     nodes: int
 
     @property
-    def max_lengths(self) -> dict[str, int | None]:
-        """The positions of each model; None: it does not say how many it has."""
-        drafter = self.drafter
-        return {"target": self.target.max_length, **({} if drafter is None else {"draft": drafter.max_length})}
-
-    @property
     def tree_slots(self) -> int:
         """How many slots after a text the caches need for a tree: a drafter may look at more nodes than it proposes."""
         if not self.nodes or self.drafter is None:
@@ -42,12 +36,36 @@ class BatchMemory:
         Raises:
             ValueError: names the argument, what was given, and the numbers that are allowed.
         """
+        asked = rows, max_length, cache_tokens, cache_bytes, step
+        end = None if self.drafter is None else self.drafter.max_length
+        if end is None or (max_length is not None and max_length <= end):
+            return self._plan(*asked)
+        if max_length is not None:
+            return self._plan(*asked, draft_slots=end + self.tree_slots + 1)
+        # Whether texts become longer than the drafter's positions is what the plan says.
+        with suppress(ValueError):
+            if (budget := self._plan(*asked, draft_slots=end + self.tree_slots + 1)).max_length > end:
+                return budget
+        return self._plan(*asked)
+
+    def _plan(
+        self,
+        rows: int | None,
+        max_length: int | None,
+        cache_tokens: int | None,
+        cache_bytes: int | None,
+        step: int,
+        draft_slots: int | None = None,
+    ) -> CacheBudget:
+        """The same, where a row of the drafter's cache has so many slots; None: as many as one of the target's."""
         costs, window = {"target": self.target.slot_bytes()}, max(self.most_drafts, self.nodes) + 1
         row_bytes = self.target.row_bytes(window)
         if self.most_drafts > 0 and self.drafter is not None:
             # A drafter that fails here will also fail when its session starts, and is dropped there.
             with suppress(Exception):
-                costs["draft"] = self.drafter.cache_bytes()
+                each = self.drafter.cache_bytes()
+                costs["draft"] = each if draft_slots is None else 0
+                row_bytes += each * (draft_slots or 0)
                 row_bytes += self.drafter.row_bytes(self.most_drafts)
         return plan_caches(
             rows,
@@ -55,7 +73,7 @@ class BatchMemory:
             cache_tokens,
             cache_bytes,
             slot_bytes={name: cost for name, cost in costs.items() if cost},
-            positions=self.max_lengths,
+            positions={"target": self.target.max_length},
             free_memory=self.target.free_memory,
             step=step,
             nodes=self.tree_slots,

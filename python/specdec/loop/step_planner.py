@@ -37,6 +37,7 @@ class StepPlanner:
         self.sequences, self._lengths, self._rule = sequences, config.num_drafts, config.rule
         self._state, self._rows, self._session = state, rows, session
         drafter = config.drafter
+        self._end = None if drafter is None else drafter.max_length
         self._reads_only_filled = config.target.reads_only_filled and (drafter is None or drafter.reads_only_filled)
         # Where K adapts, steps have few more rows than are in use. A compiled forward has the number of rows as a
         # constant. On a GPU each number takes kernels and graphs.
@@ -63,7 +64,7 @@ class StepPlanner:
         live = decoding(self.sequences)
         if self._session is not None and self._session.alive:
             for row, sequence in live.items():
-                if sequence.may_draft:
+                if sequence.may_draft and (self._end is None or len(sequence.text) <= self._end):
                     most = sequence.request.num_drafts
                     caps[row] = self._lengths.most if most is None else most
         if not caps:
@@ -72,6 +73,12 @@ class StepPlanner:
         if free:
             k = self._lengths.choose(self._rows.count, len(live), list(caps.values()))
         return [min(k, caps.get(row, 0)) for row in range(len(self.sequences))], free
+
+    def room_for_drafts(self, sequence: SequenceState) -> int:
+        """Returns how many drafts of a sequence count at most: one less than it may still emit, and as far as the
+        drafter's positions go, of which the last one gives a draft after it."""
+        room = max(sequence.room - 1, 0)
+        return room if self._end is None else max(min(room, self._end + 1 - len(sequence.text)), 0)
 
     def host_step(
         self, index: int, wanted: list[int], *, chosen: bool, host_knows: bool, fixed_shape: bool, unread: int
@@ -91,7 +98,7 @@ class StepPlanner:
         texts: list[list[int]] = []
         if host_knows:
             if not fixed_shape or self._state.processors:
-                rooms = (0 if s is None else max(s.room - 1, 0) for s in sequences)
+                rooms = (0 if s is None else self.room_for_drafts(s) for s in sequences)
                 allowed = [min(n, room) for n, room in zip(wanted, rooms, strict=True)]
             texts = [[] if s is None else s.text for s in sequences]
         num_drafts = max(wanted if fixed_shape else allowed)

@@ -23,7 +23,7 @@ from ..protocol import BatchState, Drafter, Drafts, DraftSession, Step
 from ..tree_growth import Growth, Level, TreeGrowth
 from ..tree_paths import read_paths
 from .fused import with_fused_attention
-from .interface import Head, HeadInput, Logits, known_rows
+from .interface import WHOSE, Head, HeadInput, Logits, known_rows
 
 if TYPE_CHECKING:
     from .self_check import Report
@@ -39,6 +39,8 @@ class HeadDrafter(Drafter):
         growth: how it grows trees, where its drafts depend on each other.
         choices: where they do not, the paths of a static tree; None: trees have the most probable paths.
     """
+
+    doubt = WHOSE
 
     def __init__(
         self,

@@ -18,6 +18,7 @@ from ...models.forward.attention import Queries, can_be_fused, dense_mask, seen_
 from ...models.forward.layout import Layout
 from ..tree_growth import Growing, Level
 
+WHOSE = "Is it this target's head?"  # what to ask if its drafts are rarely accepted
 Logits = Generator[torch.Tensor, torch.Tensor, None]
 
 

@@ -15,7 +15,7 @@ from specdec_kernels import SamplingParams, draft_step
 from ...models.cache.kv_cache import StaticKVCache, visible_slots
 from ...models.forward.cached_model import CachedModel
 from ...prompts import read_eos
-from .interface import Head, Variant, known_rows
+from .interface import WHOSE, Head, Variant, known_rows
 from .layer_ids import LayerIds
 from .layer_ids import written as written_ids
 
@@ -66,7 +66,7 @@ class Report:
             hints = "".join(f"; {accepted:.2f} with {name}" for name, accepted in self.hints.items())
             lines.append(
                 f"the head's drafts are rarely accepted: {self.accepted:.2f} of {len(self.acceptance)} a step (of each "
-                f"in turn {of}), with {said}{hints}. Is it this target's head?"
+                f"in turn {of}), with {said}{hints}. {WHOSE}"
             )
         return lines
 

@@ -8,6 +8,8 @@ from typing import Literal
 
 from transformers import PreTrainedTokenizerBase
 
+from ...models.load.shared_ids import shared_ids
+
 Kind = Literal["equal", "padded", "translated", "foreign"]
 PADDING = ("equal", "padded")  # the draft model's own tokens can be verified
 
@@ -50,8 +52,8 @@ def compare_tokenizers(
         texts: the prompts, by which tokens are counted.
     """
     same_size = sizes[0] == sizes[1]
+    fits = same_size or shared_ids(sizes, tokenizer) is not None
     if draft_tokenizer is None:
-        fits = same_size or min(sizes) >= len(tokenizer)
         return Compatibility("equal" if same_size else "padded" if fits else "foreign", 1.0, 1.0, 1.0)
     ours, theirs = tokenizer.get_vocab(), draft_tokenizer.get_vocab()
     shared = sum(token in theirs for token in ours) / max(len(ours), 1)
@@ -59,6 +61,5 @@ def compare_tokenizers(
     counts = [sum(len(t(text, verbose=False).input_ids) for text in texts) for t in (tokenizer, draft_tokenizer)]
     each = counts[1] / max(counts[0], 1)
     if ours == theirs:
-        fits = same_size or min(sizes) >= len(tokenizer)
         return Compatibility("equal" if same_size else "padded" if fits else "translated", shared, same_ids, each)
     return Compatibility("translated" if counts[1] else "foreign", shared, same_ids, each)
