@@ -26,10 +26,14 @@ def own_model(kind: str = "llama") -> PreTrainedModel:
     return copy.deepcopy(tiny_model(kind))
 
 
-def assert_same(one: RolloutBatch, other: RolloutBatch) -> None:
+def assert_same(one: RolloutBatch, other: RolloutBatch, within: float = 0.0) -> None:
+    """Log-probabilities may differ by so much: products that are not of ``nn.Linear`` round by how many tokens they
+    have."""
     assert one.seeds == other.seeds and one.finish_reason == other.finish_reason
-    for name in ("tokens", "mask", "lengths", "log_probs", "raw_log_probs", "sequences", "prompt_lengths"):
+    for name in ("tokens", "mask", "lengths", "sequences", "prompt_lengths"):
         assert torch.equal(getattr(one, name), getattr(other, name)), name
+    for name in ("log_probs", "raw_log_probs"):
+        assert torch.allclose(getattr(one, name), getattr(other, name), rtol=0, atol=within), name
 
 
 # ---- texts
@@ -191,7 +195,7 @@ def test_adapters_are_seen():
         return rollout(PROMPTS, max_new_tokens=16)
 
     plain = sampled()
-    assert_same(plain, Rollout(own_model())(PROMPTS, max_new_tokens=16))  # B is 0 as it begins
+    assert_same(plain, Rollout(own_model())(PROMPTS, max_new_tokens=16), 1e-5)  # B is 0 as it begins
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if "lora_B" in name:
@@ -226,7 +230,7 @@ def test_nothing_is_dropped_out():
     modes = [module.training for module in model.modules()]
     rollout = Rollout(model)  # and it can be made in training mode
     for _ in range(2):
-        assert_same(rollout(PROMPTS, max_new_tokens=16), evaluated)
+        assert_same(rollout(PROMPTS, max_new_tokens=16), evaluated, 1e-5)
         assert [module.training for module in model.modules()] == modes and not frozen.training
     with torch.no_grad():
         model.transformer.ln_f.weight.fill_(torch.nan)
@@ -287,11 +291,11 @@ def test_the_default_has_a_memory_for_each_prompt():
 # ---- training
 
 
-def trained(num_drafts: int | None) -> tuple[list[list[float]], PreTrainedModel, list[float]]:
+def trained(num_drafts: int) -> tuple[list[list[float]], PreTrainedModel, list[float]]:
     """Returns the rewards of each step, the model, and tau by step: REINFORCE, with the mean of a prompt's samples as
     baseline, for texts with small numbers."""
     model, prompts, samples = own_model().train(), PROMPTS[1:], 4
-    rollout = Rollout(model, **({} if num_drafts is None else {"num_drafts": num_drafts}))
+    rollout = Rollout(model, num_drafts=num_drafts)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     rewards, taus = [], []
     for step in range(6):
@@ -308,7 +312,7 @@ def trained(num_drafts: int | None) -> tuple[list[list[float]], PreTrainedModel,
 
 
 def test_training_with_drafts_is_training_without():
-    (rewards, model, taus), (others, other, plain) = trained(None), trained(0)
+    (rewards, model, taus), (others, other, plain) = trained(4), trained(0)
     assert rewards == others
     assert sum(rewards[-1]) > sum(rewards[0])
     for (name, weight), same in zip(model.named_parameters(), other.parameters(), strict=True):
