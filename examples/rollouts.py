@@ -12,12 +12,12 @@ from specdec import Rollout, RolloutBatch, load_embedded_pair, load_model
 from transformers import AutoTokenizer, PreTrainedModel
 
 PROMPTS = ["class Stack:\n", "class Reader:\n    def read(self", "class Point:\n    x = 0\n", "class Timer:\n    def "]
-SAMPLES, NEW_TOKENS, RATE = 8, 48, 2e-4
+SAMPLES, NEW_TOKENS, RATE = 8, 32, 5e-4
 
 
 def reward_of(text: str) -> float:
-    """From 0 to 1: how often it speaks of itself."""
-    return min(text.count("self."), 6) / 6
+    """From 0 to 1: whether it has many lines, which are short then."""
+    return min(text.count("\n"), 8) / 8
 
 
 def learn(model: PreTrainedModel, optimizer: torch.optim.Optimizer, batch: RolloutBatch, rewards: torch.Tensor):

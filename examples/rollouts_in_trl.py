@@ -35,8 +35,8 @@ def rollouts(prompts: list[str], trainer: GRPOTrainer) -> dict[str, list]:
 
 
 def reward(completions: list[str], **columns) -> list[float]:
-    """From 0 to 1: how often a text speaks of itself."""
-    return [min(text.count("self."), 6) / 6 for text in completions]
+    """From 0 to 1: whether a text has many lines, which are short then."""
+    return [min(text.count("\n"), 8) / 8 for text in completions]
 
 
 with tempfile.TemporaryDirectory() as folder:
@@ -46,7 +46,7 @@ with tempfile.TemporaryDirectory() as folder:
         per_device_train_batch_size=8,
         max_completion_length=32,
         num_train_epochs=3,
-        learning_rate=2e-4,
+        learning_rate=5e-4,
         lr_scheduler_type="constant",
         logging_steps=1,
         save_strategy="no",

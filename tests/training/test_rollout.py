@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
+import types
 from collections.abc import Callable
 
 import pytest
@@ -241,6 +243,21 @@ def test_nothing_is_dropped_out():
         assert not any(module.training for module in model.modules())
         raise KeyError
     assert [module.training for module in model.modules()] == modes
+
+
+def test_what_trainers_put_around_a_forward_is_put_aside():
+    model, expected = own_model(), Rollout(own_model())(PROMPTS, max_new_tokens=16)
+
+    def around(self: PreTrainedModel, *args, **kwargs):
+        raise AssertionError("called in a rollout")
+
+    early = Rollout(model)
+    model.forward = types.MethodType(functools.wraps(type(model).forward)(around), model)
+    late = Rollout(model)  # made when it was there
+    for rollout in (early, late):
+        assert_same(rollout(PROMPTS, max_new_tokens=16), expected)
+        with pytest.raises(AssertionError, match="called in a rollout"):
+            model(torch.tensor([PROMPTS[0]]))  # for the trainer it is still there
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "gemma3", "qwen3"])

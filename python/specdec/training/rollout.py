@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import struct
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -88,12 +89,13 @@ class Rollout:
 
     The texts are those of plain sampling: rule ``coupled`` makes a text a function of weights, prompt, settings and
     seed, whatever drafts, how much, and in how many rows. So a training that drafts is the same training as one that
-    does not, step by step. On a CPU in float32 this holds to the last bit. In 16 bits, or on a GPU, another number of
-    rows or drafts rounds otherwise, and a text may change where two tokens nearly tie.
+    does not, step by step. On a CPU in float32, where products are those of ``nn.Linear``, this holds to the last bit.
+    In 16 bits, on a GPU, or with adapters, another number of rows or drafts rounds otherwise, and a text may change
+    where two tokens nearly tie.
 
     Weights may change between two calls in any way: in place, by ``load_state_dict``, with new ``data``, new parameters
     or modules, by adapters. Modules in training mode are in evaluation mode during a call, so that nothing is dropped
-    out, and in training mode again after it.
+    out, and in training mode again after it. Autocast of accelerate is put aside as well.
 
     Args:
         target: the model, as for :class:`~specdec.SpeculativeDecoder`; with a wrapper for several processes (DDP), what
@@ -230,15 +232,31 @@ def seed_of(seed: int, prompt: Sequence[int], sample: int) -> int:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Within it, no module of ``model`` is in training mode. Those that were are again after it, and no others."""
-    training = [module for module in model.modules() if module.training] if isinstance(model, nn.Module) else []
+    """Within it, no module of ``model`` is in training mode, and what a trainer has put around the forward of a
+    transformers model (autocast by accelerate, fused losses by TRL) is put aside: copies of the model, whose modules
+    are exchanged, would call the original through it. After it, all is as it was."""
+    modules = [*model.modules()] if isinstance(model, nn.Module) else []
+    training = [module for module in modules if module.training]
+    wrapped = [(vars(module), vars(module)["forward"]) for module in modules if _is_wrapped(module)]
     for module in training:
         module.training = False
+    for attributes, _ in wrapped:
+        del attributes["forward"]
     try:
         yield
     finally:
         for module in training:
             module.training = True
+        for attributes, forward in wrapped:
+            attributes["forward"] = forward
+
+
+def _is_wrapped(module: nn.Module) -> bool:
+    """Whether the forward in place of its class's is one around that, and none that brings weights to a device."""
+    if not isinstance(module, PreTrainedModel) or "forward" not in vars(module) or hasattr(module, "_hf_hook"):
+        return False
+    forward = vars(module)["forward"]
+    return inspect.unwrap(getattr(forward, "__func__", forward)) is inspect.unwrap(type(module).forward)
 
 
 def _batch_of(sequences: Sequence[SequenceState], stats: Stats, pad: int, device: torch.device) -> RolloutBatch:
