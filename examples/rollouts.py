@@ -62,7 +62,7 @@ def main(folder: str | None = None, epochs: str = "5") -> None:
     rollouts = [Rollout(models[0]), Rollout(models[1], num_drafts=0)]  # that drafts, and that does not
     optimizers = [torch.optim.Adam(each.parameters(), lr=RATE) for each in models]
     largest = 0.0
-    print("epoch  reward  the same without drafts  tau   tokens/s: drafts  plain  transformers  log-probabilities off by")
+    print("epoch  reward  same without drafts  tau  tokens/s: drafts  plain  transformers  log-probabilities off by")
     for epoch in range(int(epochs)):
         found, speeds, batches = [], [], []
         for each, rollout, optimizer in zip(models, rollouts, optimizers, strict=True):

@@ -54,7 +54,12 @@ with tempfile.TemporaryDirectory() as folder:
         use_cpu=True,
         bf16=False,
     )
-    prompts = ["class Stack:\n", "class Reader:\n    def read(self", "class Point:\n    x = 0\n", "class Timer:\n    def "]
+    prompts = [
+        "class Stack:\n",
+        "class Reader:\n    def read(self",
+        "class Point:\n    x = 0\n",
+        "class Timer:\n    def ",
+    ]
     trainer = GRPOTrainer(
         model,
         reward_funcs=reward,

@@ -87,6 +87,7 @@ def test_kernels_alone(printed):
         assert all(0 <= token < 32000 for token in tokens[:emitted]) and tokens[emitted:] == [-1] * (5 - emitted)
 
 
+@pytest.mark.nightly  # every day tests/training/test_rollout.py has two trainings that are the same
 def test_rollouts(printed, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["rollouts.py"])
     head, *lines, last = printed("rollouts.py").splitlines()
