@@ -73,7 +73,7 @@ def test_a_text_depends_on_seed_prompt_and_number_alone():
 
 def test_samples_have_the_distribution_of_the_model():
     """All texts of two tokens, against their probabilities: chi-square. That of another temperature would be seen."""
-    model, count = toy_model(1), 2000
+    model, count = toy_model(1), 1000
     batch = Rollout(model, rows=64)([[1, 2]], samples=count, max_new_tokens=2, seed=9, eos_token_id=[])
     found = torch.zeros(5, 5).index_put((batch.tokens[:, 0], batch.tokens[:, 1]), torch.ones(count), accumulate=True)
 
@@ -85,7 +85,7 @@ def test_samples_have_the_distribution_of_the_model():
         return count * both.exp().view(5, 5)
 
     assert chisquare(found.flatten(), expected(1.0).flatten()).pvalue > 1e-4
-    assert chisquare(found.flatten(), expected(1.5).flatten()).pvalue < 1e-9
+    assert chisquare(found.flatten(), expected(1.5).flatten()).pvalue < 1e-6
 
 
 def test_a_batch_is_what_a_trainer_takes():
