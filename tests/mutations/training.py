@@ -10,7 +10,11 @@ MUTATIONS: list[Mutation] = [
             "rollout-drops-out": ("        module.training = False", "        pass"),
             "rollout-samples-share-noise": ('q", seed, sample, *prompt)', 'q", seed, 0, *prompt)'),
             "rollout-depends-on-drafts": ("rule=Rule.COUPLED", "rule=Rule.TOKEN"),
-            "rollout-scored-a-token-late": ("self.prompt_lengths[:, None] - 1 +", "self.prompt_lengths[:, None] +"),
+            "rollout-scored-a-token-late": (
+                "self.prompt_lengths[:, None] - 1 +",
+                "self.prompt_lengths[:, None] +",
+                "tests/training/test_rollout.py::test_log_probs_are_the_trainers",
+            ),
         },
     ),
 ]
