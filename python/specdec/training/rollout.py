@@ -172,7 +172,7 @@ class Rollout:
         if isinstance(seed, bool) or not isinstance(seed, int) or not -(2**63) <= seed < 2**63:
             refuse("seed", shown(seed), "a signed 64-bit integer")
         eos = read_eos(eos_token_id, target.model)
-        requests, given = [], Counter[tuple[int, ...]]()
+        requests, given = list[Request](), Counter[tuple[int, ...]]()
         for prompt in prompts:
             owner = tuple(prompt)
             for sample in range(given[owner], given[owner] + samples):
