@@ -1,6 +1,6 @@
 """Trains a model by policy gradients twice, with rollouts that draft and with plain ones: it is the same training.
 
-python examples/rollouts.py [MODEL] [EPOCHS]
+python examples/rollouts.py [EPOCHS] [MODEL]
 """
 
 import copy
@@ -51,7 +51,7 @@ def speed_of_transformers(model: PreTrainedModel, prompts: list[list[int]], pad:
     return float((new != pad).sum()) / seconds  # an end-of-sequence token that is the padding as well is not counted
 
 
-def main(folder: str | None = None, epochs: str = "5") -> None:
+def main(epochs: str = "5", folder: str | None = None) -> None:
     if folder is None:
         model, _, tokenizer = load_embedded_pair()
     else:
