@@ -28,7 +28,7 @@ EXAMPLES = {
 THEIR_OWN = {"specdec.load_embedded_pair", "specdec.load_pair", "specdec.chat_prompt"}
 SHOWN = """
     specdec.AdaptiveDrafts specdec.EarlyExitDrafter specdec.Engine specdec.GenerationResult
-    specdec.PromptLookupDrafter specdec.Request specdec.SamplingParams specdec.Scheduler
+    specdec.PromptLookupDrafter specdec.Request specdec.Rollout specdec.SamplingParams specdec.Scheduler
     specdec.SpeculativeDecoder specdec.SpeculativeDecoder.generate specdec.Stats specdec.StopStrings
     specdec.SuffixDrafter specdec.chat_prompt specdec.drafters.predicted.PredictedDrafter
     specdec.load_embedded_head specdec.load_embedded_pair specdec.load_head specdec.load_model specdec.load_pair

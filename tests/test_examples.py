@@ -87,6 +87,17 @@ def test_kernels_alone(printed):
         assert all(0 <= token < 32000 for token in tokens[:emitted]) and tokens[emitted:] == [-1] * (5 - emitted)
 
 
+@pytest.mark.nightly  # every day tests/training/test_rollout.py has two trainings that are the same
+def test_rollouts(printed, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["rollouts.py"])
+    head, *lines, last = printed("rollouts.py").splitlines()
+    assert last == "the same weights after both trainings: True"
+    rows = [line.split() for line in lines]
+    assert [row[0] for row in rows] == ["0", "1", "2", "3", "4"] and {row[2] for row in rows} == {"True"}
+    assert float(rows[-1][1]) > float(rows[0][1])  # it learns
+    assert max(float(row[-1]) for row in rows) < 1e-5 and all(float(row[3]) >= 1 for row in rows)
+
+
 def test_from_scratch(printed):
     head, *lines = printed("from_scratch.py").splitlines()
     assert head.split() == ["text", "by", "the", "target", "from", "scratch", "specdec"] and len(lines) == 8
@@ -128,8 +139,9 @@ def test_from_scratch_has_the_distribution_of_its_target():
 
 
 def test_none_is_left_out():
-    # client.py is tested beside the server that it talks with, in serving/server/.
+    # client.py is tested beside the server that it talks with, in serving/server/, and what needs TRL in training/.
     tested = {"generate.py", "in_transformers.py", "serving.py", "kernels_alone.py", "client.py", "from_scratch.py"}
+    tested |= {"rollouts.py", "rollouts_in_trl.py"}
     assert {path.name for path in EXAMPLES.glob("*.py")} == tested
 
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .serving.scheduler import QueueFull, Scheduler
     from .stats import Stats
     from .stopping import StopStrings
+    from .training.rollout import Rollout, RolloutBatch
 
 __all__ = [
     "AdaptiveDrafts",
@@ -45,6 +46,8 @@ __all__ = [
     "PromptLookupDrafter",
     "QueueFull",
     "Request",
+    "Rollout",
+    "RolloutBatch",
     "SamplingParams",
     "Scheduler",
     "SequenceState",
@@ -88,6 +91,7 @@ _HOMES = {
     "serving.scheduler": ("QueueFull", "Scheduler"),
     "stats": ("Stats",),
     "stopping": ("StopStrings",),
+    "training.rollout": ("Rollout", "RolloutBatch"),
 }
 
 

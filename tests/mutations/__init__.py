@@ -3,7 +3,7 @@
 ``python -m tests.mutations`` applies one after the other to a copy of the repository and shows which test kills it.
 """
 
-from . import core, cpu, cuda, drafters, loop, models, reference, sampling, triton
+from . import core, cpu, cuda, drafters, loop, models, reference, sampling, training, triton
 from .mutation import Mutation
 
 MUTATIONS: list[Mutation] = [
@@ -16,4 +16,5 @@ MUTATIONS: list[Mutation] = [
     *models.MUTATIONS,
     *drafters.MUTATIONS,
     *sampling.MUTATIONS,
+    *training.MUTATIONS,
 ]

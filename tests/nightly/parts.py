@@ -43,6 +43,7 @@ SLICE = (
 EXTRAS = {
     "harness": ("lm_eval==0.4.13", "tests/cli/test_harness.py", "tests/cli/harness"),
     "speculators": ("speculators==0.9.0", "tests/drafters/test_against_speculators.py"),
+    "trl": ("trl==1.16.0", "tests/training/test_in_trl.py", "examples/rollouts_in_trl.py"),
 }
 VERSIONS = {
     "oldest": ("torch==2.11.0", "triton==3.6.0", "transformers==5.17.0", "numpy<2.4"),
