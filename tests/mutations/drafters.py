@@ -137,14 +137,6 @@ MUTATIONS: list[Mutation] = [
         "python/specdec/drafters/predicted.py",
         "tests/drafters/test_predicted.py",
         {
-            "predicted-q-is-the-models": (
-                "logits = drafts.logits.index_fill(0, rows, -torch.inf)",
-                "logits = drafts.logits.clone()",
-            ),
-            "predicted-model-sees-its-own-drafts-only": (
-                "for row in proposals if any(allowed)",
-                "for row in () if any(allowed)",
-            ),
             "predicted-counts-the-prompt": ("Place(prediction, len(prompt))", "Place(prediction, 0)"),
         },
     ),
@@ -220,7 +212,21 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "python/specdec/drafters/predicted.py",
+        "python/specdec/drafters/beside.py",
+        "tests/drafters/test_predicted.py",
+        {
+            "predicted-q-is-the-models": (
+                "one_hot=[before or row in proposals for",
+                "one_hot=[before for",
+            ),
+            "predicted-model-sees-its-own-drafts-only": (
+                "for row in apart if any(allowed)",
+                "for row in () if any(allowed)",
+            ),
+        },
+    ),
+    *mutations(
+        "python/specdec/drafters/beside.py",
         "tests/serving/test_prefix_reuse.py -k predicted",
         {
             "predicted-model-hears-of-no-copies": (
