@@ -107,7 +107,9 @@ class BesideSession(DraftSession):
 
 def replaced(drafts: Drafts, proposals: Mapping[int, list[int]]) -> Drafts:
     """Returns the drafts with those of some rows, by their number, replaced by ``proposals``, whose q is one-hot."""
-    device, columns = drafts.tokens.device, max(drafts.tokens.shape[1], *map(len, proposals.values()), 0)
+    if not proposals:
+        return drafts
+    device, columns = drafts.tokens.device, max(drafts.tokens.shape[1], *map(len, proposals.values()))
     drafts, rows = drafts.widened(columns), torch.tensor([*proposals], device=device)
     padded = [[*tokens, *[-1] * (columns - len(tokens))] for tokens in proposals.values()]
     proposed = torch.tensor(padded, dtype=torch.int64, device=device).view(len(padded), columns)

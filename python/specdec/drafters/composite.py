@@ -50,7 +50,9 @@ class Composite(BesideDrafter):
         if len(given) != 2:
             refuse("drafters", given, allowed)
         first, other = drafters
-        drafts = not (other.copying or other.shares) if isinstance(other, Drafter) else isinstance(other, PreTrainedModel)
+        drafts = (
+            not (other.copying or other.shares) if isinstance(other, Drafter) else isinstance(other, PreTrainedModel)
+        )
         if not isinstance(first, Drafter) or not first.copying or not drafts:
             refuse("drafters", given, allowed)
         self.copier = first
