@@ -38,6 +38,11 @@ MUTATIONS: list[Mutation] = [
         "python/specdec/loop/step.py",
         SAMPLED,
         {
+            "step-verifies-copies-with-q-of-others": (
+                "one_hot = drafts._replace(logits=None, stats=None, d2t=None, masked=0)",
+                "one_hot = drafts._replace(one_hot=None)",
+                "tests/drafters/test_composite.py -k targets_distribution",
+            ),
             "step-feeds-a-stale-token": ("step.last_two[:, 1:], drafts", "step.last_two[:, :1], drafts"),
             "step-verifies-without-q": (
                 "                drafts.logits,\n                params",
