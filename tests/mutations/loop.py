@@ -242,8 +242,8 @@ MUTATIONS: list[Mutation] = [
                 "reached / (seconds[k] + reading)",
             ),
             "k-takes-the-time-of-a-step-for-that-of-what-was-asked": (
-                "self._of(step.rows).took(step.num_drafts, step.width, step.seconds)",
-                "self._of(step.rows).took(step.num_drafts, step.num_drafts, step.seconds)",
+                "self.times(step.rows).took(step.num_drafts, step.width, step.seconds)",
+                "self.times(step.rows).took(step.num_drafts, step.num_drafts, step.seconds)",
             ),
             "k-never-tries-again": ("            if self._pause <= 0:\n                self._resume(times)\n", ""),
             "k-is-chosen-where-texts-depend-on-it": (

@@ -38,7 +38,7 @@ TREE_DRAFTS = 6  # K with a tree: the most nodes of a path
 
 def is_head(name: str) -> bool:
     """Whether ``name`` is no name, but the folder of a head."""
-    return name not in NAMES and Path(name).expanduser().is_dir()
+    return name not in ("", *NAMES) and Path(name).expanduser().is_dir()
 
 
 def parts_of(name: str) -> list[str]:
