@@ -78,7 +78,7 @@ class SharedStep(Step):
 
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_a_batch_of_copies_and_draws_has_the_targets_distribution(monkeypatch, rule):
-    """Two steps in float64. Who drafts the second one depends on what the first one emitted."""
+    """A step in float64 after each of a few texts, all in one batch. The text decides who drafts."""
     probe, settings = Probe(monkeypatch), [Setting(1.0), Setting(0.5, **FILTERS[-1]), Setting(2.0)]
     step = SharedStep(rule, Rows.random(3, 5, 5), Rows.random(3, 5, 6), 2, "stats")
     begin = [(i, text) for i in range(len(settings)) for text in ((), (0,), (1,), (2,))]
