@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from .chat_template import chat_prompt
     from .decoder import SpeculativeDecoder
+    from .drafters.composite import Composite
     from .drafters.early_exit import EarlyExitDrafter
     from .drafters.heads import HeadDrafter, load_embedded_head, load_head
     from .drafters.prompt_lookup import PromptLookupDrafter
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AdaptiveDrafts",
+    "Composite",
     "EarlyExitDrafter",
     "Engine",
     "EngineStopped",
@@ -75,6 +77,7 @@ _HOMES = {
     "models.cache.kv_cache": ("StaticKVCache",),
     "hf.speculate": ("Speculator", "speculate"),
     "decoder": ("SpeculativeDecoder",),
+    "drafters.composite": ("Composite",),
     "drafters.early_exit": ("EarlyExitDrafter",),
     "drafters.heads": ("HeadDrafter", "load_embedded_head", "load_head"),
     "drafters.prompt_lookup": ("PromptLookupDrafter",),

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from specdec_kernels import Rule
 
 from .checks import read_count, refuse
+from .drafters.composite import Composite
 from .drafters.model import model_drafter
 from .drafters.predicted import PredictedDrafter
 from .drafters.protocol import Drafter
@@ -28,6 +29,7 @@ from .loop.first_drafts import FirstDrafts
 from .loop.graphs import StepGraphs
 from .loop.request import Request
 from .loop.sequence import Output, SequenceState
+from .loop.shared_length import SharedK
 from .loop.step import AcceptRule
 from .models.cache_plan import CacheBudget
 from .models.supported import cached_model, why_no_trees
@@ -64,7 +66,8 @@ class SpeculativeDecoder:
             token to which the model gives a smaller probability. The token itself is still verified.
         graph_bytes: memory for CUDA graphs on an NVIDIA GPU; 0 turns them off. A step is captured when its shape
             occurs for the second time, and replayed from then on. Steps with penalties, bias, processors, confidence,
-            a drafter that is neither a model nor a head, or a target over several GPUs run without graphs.
+            a drafter that is neither a model nor a head (so a ``Composite``), or a target over several GPUs run without
+            graphs.
         cache_dtype: keys and values of the target and of a draft model are rounded to this dtype if they are wider.
             The distribution is then that of the target with such a cache. None stores them in the dtype in which the
             model computes them; if that is narrower than the dtype of its hidden states (autocast), ``generate``
@@ -118,6 +121,8 @@ class SpeculativeDecoder:
         if draft is None and self.most_drafts > 0:
             draft = SuffixDrafter()
         self.drafter: Drafter | None
+        if isinstance(draft, Composite):
+            draft = draft.of_target(self.target)
         if draft is None or isinstance(draft, Drafter):
             self.drafter = draft.compiled() if compile and draft is not None else draft
         else:
@@ -130,7 +135,10 @@ class SpeculativeDecoder:
         self._lengths: DraftLength
         if isinstance(num_drafts, AdaptiveDrafts):
             copying = self.drafter is not None and self.drafter.copying and not self.nodes
-            self._lengths = CopiedK(num_drafts) if copying else AdaptiveK(num_drafts, few=self._on_graphs)
+            if self.drafter is not None and self.drafter.shares:
+                self._lengths = SharedK(num_drafts)
+            else:
+                self._lengths = CopiedK(num_drafts) if copying else AdaptiveK(num_drafts, few=self._on_graphs)
         else:
             self._lengths = FixedK(num_drafts)
 
@@ -288,4 +296,5 @@ class SpeculativeDecoder:
     @property
     def _on_graphs(self) -> bool:
         on_cuda = self.target.device.type == "cuda" and torch.version.cuda is not None
-        return on_cuda and self.graph_bytes > 0 and not self.target.is_sharded
+        shares = self.drafter is not None and self.drafter.shares  # the host decides who drafts
+        return on_cuda and self.graph_bytes > 0 and not self.target.is_sharded and not shares

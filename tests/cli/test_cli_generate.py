@@ -49,6 +49,13 @@ def test_a_target_needs_no_draft(folders):
     plain = rows(PROMPT, *target, "--drafter", "none", *SHORT)[0]["token_ids"]
     for drafter in (("lookup",), ("suffix",), ("early-exit", "--exit-layers", 1)):
         assert rows(PROMPT, *target, "--drafter", *drafter, *SHORT)[0]["token_ids"] == plain
+    both = rows(PROMPT, *target, "--drafter", "suffix+early-exit", "--exit-layers", 1, *SHORT)[0]
+    assert both["token_ids"] == plain and both["stats"]["drafted"] > 0
+    for name in ("suffix+lookup", "early-exit+suffix", "suffix+", "suffix+none"):
+        assert f"--drafter: got '{name}', allowed: model" in refused("generate", PROMPT, *target, "--drafter", name)
+    assert "--tree: got 4 with --drafter suffix+early-exit" in refused(
+        "generate", PROMPT, *target, "--drafter", "suffix+early-exit", "--tree", 4
+    )
     assert "--exit-layers: got 2, allowed: 1 to 1, the layers of the target" in refused(
         "generate", PROMPT, *target, "--drafter", "early-exit", "--exit-layers", 2
     )

@@ -149,21 +149,6 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "python/specdec/drafters/predicted.py",
-        "tests/drafters/test_predicted.py",
-        {
-            "predicted-q-is-the-models": (
-                "logits = drafts.logits.index_fill(0, rows, -torch.inf)",
-                "logits = drafts.logits.clone()",
-            ),
-            "predicted-model-sees-its-own-drafts-only": (
-                "for row in proposals if any(allowed)",
-                "for row in () if any(allowed)",
-            ),
-            "predicted-counts-the-prompt": ("Place(prediction, len(prompt))", "Place(prediction, 0)"),
-        },
-    ),
-    *mutations(
         "python/specdec/drafters/heads/eagle3.py",
         "tests/drafters/test_head_formats.py -k 'official or specforge or speculators or two or tied or test_eagle or medusa'",
         {
@@ -235,7 +220,32 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "python/specdec/drafters/predicted.py",
+        "python/specdec/drafters/composite.py",
+        "tests/drafters/test_composite.py",
+        {
+            # The drafter that agrees with the copy is left to draft: who drafts then depends on a drawn token.
+            "composite-looks-at-what-was-drawn": (
+                "        return replaced(drafts, proposals)._replace(copies=copies, share=share)",
+                "        drafts = self.other.propose(step)\n"
+                "        proposals = {row: copies.tokens[row] for row, first in enumerate(drafts.tokens[:, 0].tolist())\n"
+                "                     if copies.tokens[row] and first != copies.tokens[row][0]}\n"
+                "        return replaced(drafts, proposals)._replace(copies=copies, share=share)",
+                "tests/drafters/test_composite.py -k sampled_texts",
+            ),
+        },
+    ),
+    *mutations(
+        "python/specdec/drafters/beside.py",
+        "tests/drafters/test_predicted.py",
+        {
+            "predicted-model-sees-its-own-drafts-only": (
+                "for row in apart if any(allowed)",
+                "for row in () if any(allowed)",
+            ),
+        },
+    ),
+    *mutations(
+        "python/specdec/drafters/beside.py",
         "tests/serving/test_prefix_reuse.py -k predicted",
         {
             "predicted-model-hears-of-no-copies": (

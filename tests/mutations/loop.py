@@ -38,6 +38,11 @@ MUTATIONS: list[Mutation] = [
         "python/specdec/loop/step.py",
         SAMPLED,
         {
+            "step-verifies-copies-with-q-of-others": (
+                "one_hot = drafts._replace(logits=None, stats=None, d2t=None, masked=0)",
+                "one_hot = drafts._replace(one_hot=None)",
+                "tests/drafters/test_composite.py -k targets_distribution",
+            ),
             "step-feeds-a-stale-token": ("step.last_two[:, 1:], drafts", "step.last_two[:, :1], drafts"),
             "step-verifies-without-q": (
                 "                drafts.logits,\n                params",
@@ -237,8 +242,8 @@ MUTATIONS: list[Mutation] = [
                 "reached / (seconds[k] + reading)",
             ),
             "k-takes-the-time-of-a-step-for-that-of-what-was-asked": (
-                "self._of(step.rows).took(step.num_drafts, step.width, step.seconds)",
-                "self._of(step.rows).took(step.num_drafts, step.num_drafts, step.seconds)",
+                "self.times(step.rows).took(step.num_drafts, step.width, step.seconds)",
+                "self.times(step.rows).took(step.num_drafts, step.num_drafts, step.seconds)",
             ),
             "k-never-tries-again": ("            if self._pause <= 0:\n                self._resume(times)\n", ""),
             "k-is-chosen-where-texts-depend-on-it": (

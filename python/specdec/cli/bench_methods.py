@@ -9,7 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from . import drafting
-from .drafters import ALONE, HEAD, NEED_DRAFT, NO_TREES, TREE_DRAFTS, TREE_NODES, is_head
+from .drafters import (
+    ALONE,
+    COMBINED,
+    HEAD,
+    NEED_DRAFT,
+    NO_TREES,
+    TREE_DRAFTS,
+    TREE_NODES,
+    is_drafter,
+    is_head,
+    parts_of,
+)
 from .drafters import NAMES as DRAFTERS
 from .options import read_sampling
 from .user_errors import check_counts, option_name, refuse
@@ -34,12 +45,16 @@ def read_methods(given: Sequence[str] | None, at: ModelOptions, exit_layers: int
     loaded."""
     names = list(given or _default(at, exit_layers))
     for name in names:
-        if name not in NAMES and not is_head(name):
-            refuse("--method", repr(name), f"{', '.join(NAMES)}, or {HEAD}")
+        if name not in NAMES and (name == "none" or not is_drafter(name)):
+            refuse("--method", repr(name), f"{', '.join(NAMES)}, {HEAD}, or {COMBINED}")
     if len({*names}) < len(names):
         refuse("--method", ", ".join(names), "each once")
     needed = [name for name in names if name not in (*BASELINES, ASSISTED)]
-    if ASSISTED in names and (at.draft is not None or at.target is None) and not {*needed} & {*NEED_DRAFT}:
+    if (
+        ASSISTED in names
+        and (at.draft is not None or at.target is None)
+        and not {p for n in needed for p in parts_of(n)} & {*NEED_DRAFT}
+    ):
         needed.append("model")  # assisted generation alone takes the draft, too
     drafting.check_drafters(needed, at, exit_layers, option="--method")
     return [name for name in names if name not in BASELINES]
@@ -114,14 +129,19 @@ def read_drafts(given: Sequence[str]) -> list[Drafts]:
 def _method(name: str, drafter: Drafter | None, trees: Sequence[int] | None, alone: bool) -> Method:
     from ..evaluation.bench.grid import Method
 
-    short = Path(name).name if is_head(name) else name
+    short = short_name(name)
     nodes: tuple[int, ...] = () if trees is None else _each_once("--tree", trees)
     if name == "tree":
         return Method(short, nodes or (TREE_NODES,))
     takes = name not in (*NO_TREES, ASSISTED, "model") and drafter is not None and drafter.trees
     # As ``generate`` has it for a target alone: K adapts to sampled texts, too, so what is not accepted costs little.
-    rule = "coupled" if alone and name in ALONE else "token"
+    rule = "coupled" if alone and {*parts_of(name)} <= {*ALONE} else "token"
     return Method(short, (None, *nodes) if takes else (None,), rule)
+
+
+def short_name(name: str) -> str:
+    """What results call a method: of the folder of a head, its last part."""
+    return "+".join(Path(part).name if is_head(part) else part for part in parts_of(name))
 
 
 def _each_once(option: str, values: Sequence) -> tuple:

@@ -7,11 +7,11 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from . import bench_methods, models
-from .drafters import is_head
+from .bench_methods import short_name
+from .drafters import parts_of
 from .job import tell_end
 from .progress_bar import duration, progress
 from .show import print_drafter_error
@@ -102,7 +102,9 @@ class BenchRun:
         asked = bool(self.measured.method) or self.measured.exit_layers is not None
         for name in bench_methods.drafters_of(self.methods):
             try:
-                found[name] = loaded.drafter(name, self.measured.exit_layers if name == "early-exit" else None)
+                found[name] = loaded.drafter(
+                    name, self.measured.exit_layers if parts_of(name)[-1] == "early-exit" else None
+                )
             except ValueError:
                 if asked or name != "early-exit":
                     raise
@@ -114,7 +116,7 @@ class BenchRun:
         assistant: PreTrainedModel | Literal["lookup"] = "lookup"
         if loaded.draft is not None and loaded.same_size:  # transformers takes no assistant with another vocabulary
             assistant = loaded.draft
-        short = {_short(name): drafter for name, drafter in drafters.items()}
+        short = {short_name(name): drafter for name, drafter in drafters.items()}
         settings = self.settings
         maker = Maker(loaded.target, short.__getitem__, assistant, settings.max_new_tokens, self.measured.compile)
         done = [(each["setting"], each["round"]) for each in folder.rounds]
@@ -164,13 +166,13 @@ class BenchRun:
         paths = at.paths("model")
         for name in drafters:
             if head := at.paths(name).get("head"):
-                paths[f"head {_short(name)}"] = head
+                paths[f"head {short_name(name)}"] = head
         prompts = json.dumps([[p.id, p.category, p.tokens] for p in session.prompts]).encode()
-        heads = {_short(name): drafter for name, drafter in drafters.items() if f"head {_short(name)}" in paths}
+        heads = {short_name(name): drafter for name, drafter in drafters.items() if f"head {short_name(name)}" in paths}
         return {
             "grid": {
                 "specdec": __version__,
-                "methods": [_short(name) for name in self.methods],
+                "methods": [short_name(name) for name in self.methods],
                 **{name: value for name, value in self.axes._asdict().items() if name != "filters"},
                 **self.axes.filters,
                 **{"exit_layers": self.measured.exit_layers, "compile": self.measured.compile, **self.at.all_bits},
@@ -232,7 +234,3 @@ def _ours(whole: dict) -> list[dict]:
     """The differences of our own texts."""
     theirs = ("transformers", "assisted")
     return [d for d in whole["greedy"]["differences"] if d["methods"][1].split()[0] not in theirs]
-
-
-def _short(name: str) -> str:
-    return Path(name).name if is_head(name) else name

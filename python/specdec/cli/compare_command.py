@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from . import drafting, models, options
-from .drafters import TEXTUAL
+from .drafters import TEXTUAL, parts_of
 from .given_prompts import MeasuredPrompts
 from .option_groups import command, option
 from .progress_bar import progress
@@ -92,7 +92,7 @@ def compare(
         )
         assistant: PreTrainedModel | Literal["lookup"] | None = "lookup" if drafts.drafter in TEXTUAL else None
         # transformers takes no assistant with a vocabulary of another size.
-        if drafts.drafter in ("model", "tree") and loaded.same_size:
+        if parts_of(drafts.drafter)[-1] in ("model", "tree") and loaded.same_size:
             assistant = loaded.draft
         proposer = loaded.drafter(drafts.drafter, drafts.exit_layers)
         comparison = compare(loaded.target, proposer, prompts, settings, show, assistant, asked.compile)

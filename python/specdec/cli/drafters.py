@@ -30,13 +30,28 @@ ALONE = (*TEXTUAL, "early-exit")  # they need no model but the target
 EMBEDDED_HEADS = ("medusa", "eagle3", "dflash")
 NO_TREES = ("universal", "none")
 HEAD = "the folder of a head"
+COMBINED = f"{' or '.join(TEXTUAL)} + another one (suffix+model), which drafts where nothing is copied"
+CHOICES = f"{', '.join(NAMES)}, {HEAD}, or {COMBINED}"
 TREE_NODES = 16  # of --drafter tree
 TREE_DRAFTS = 6  # K with a tree: the most nodes of a path
 
 
 def is_head(name: str) -> bool:
     """Whether ``name`` is no name, but the folder of a head."""
-    return name not in NAMES and Path(name).expanduser().is_dir()
+    return name not in ("", *NAMES) and Path(name).expanduser().is_dir()
+
+
+def parts_of(name: str) -> list[str]:
+    """Returns the names of the drafters that a name combines; of one drafter, its own."""
+    first, plus, other = name.partition("+")
+    return [first, other] if plus and first in TEXTUAL else [name]
+
+
+def is_drafter(name: str) -> bool:
+    """Whether ``name`` is of NAMES, the folder of a head, or combines two of these, of which the first one copies."""
+    *_, last = parts = parts_of(name)
+    combines = len(parts) == 1 or last not in (*TEXTUAL, "tree", "none")
+    return combines and (last in NAMES or is_head(last))
 
 
 def nodes_of(name: str, tree: int | None) -> int | None:
@@ -58,7 +73,7 @@ def make_drafter(
     """Makes what ``SpeculativeDecoder`` takes as ``draft``.
 
     Args:
-        name: of NAMES, or the folder of a head.
+        name: of NAMES, the folder of a head, or two of these with a + between them (``is_drafter``).
         target: the model that is decoded from.
         draft: for the names of NEED_DRAFT.
         exit_layers: for "early-exit"; None: a quarter of the target's layers, at least one.
@@ -72,6 +87,22 @@ def make_drafter(
     """
     from ..checks import refuse
 
+    if len(parts_of(name)) == 2 and is_drafter(name):
+        from ..drafters.composite import Composite
+
+        first, other = parts_of(name)
+        copier = make_drafter(first, target, memory=memory)
+        rest = make_drafter(
+            other,
+            target,
+            draft,
+            exit_layers=exit_layers,
+            tokenizer=tokenizer,
+            draft_tokenizer=draft_tokenizer,
+            confidence=confidence,
+        )
+        assert copier is not None and rest is not None
+        return Composite([copier, rest])
     if name in NEED_DRAFT and draft is None:
         refuse("drafter", f"{name!r} without a draft model", ", ".join(n for n in NAMES if n not in NEED_DRAFT))
     if exit_layers is not None and name != "early-exit":
@@ -114,7 +145,7 @@ def make_drafter(
             return load_embedded_head(kind, target)
         case folder if is_head(folder):
             return _load_head(folder, target, tokenizer)
-    refuse("drafter", repr(name), f"{', '.join(NAMES)}, or {HEAD}")
+    refuse("drafter", repr(name), CHOICES)
 
 
 def _load_head(folder: str, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> Drafter:

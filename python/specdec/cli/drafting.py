@@ -8,7 +8,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
-from .drafters import EMBEDDED_HEADS, HEAD, NAMES, NEED_DRAFT, NO_TREES, TREE_DRAFTS, TREE_NODES, is_head, nodes_of
+from .drafters import (
+    CHOICES,
+    EMBEDDED_HEADS,
+    NAMES,
+    NEED_DRAFT,
+    NO_TREES,
+    TREE_DRAFTS,
+    TREE_NODES,
+    is_drafter,
+    nodes_of,
+    parts_of,
+)
 from .option_groups import option
 from .terminal import remark
 from .user_errors import check_counts, refuse
@@ -33,7 +44,7 @@ class DraftOptions:
 
     drafter: str = option(
         "",
-        f"Who proposes tokens: {', '.join(NAMES)}, or {HEAD}. Default: model; {WITHOUT_DRAFT} for a target alone.",
+        f"Who proposes tokens: {CHOICES}. Default: model; {WITHOUT_DRAFT} for a target alone.",
         show_default=False,
     )
     exit_layers: int | None = option(*EXIT_LAYERS)
@@ -87,7 +98,7 @@ class GenerateDrafts(DraftOptions):
         super().check(models)
         if not 0 <= self.confidence < 1:
             refuse("--confidence", self.confidence, "a number from 0 (off) to below 1")
-        if self.confidence and self.drafter != "model":
+        if self.confidence and parts_of(self.drafter)[-1] != "model":
             refuse("--confidence", f"{self.confidence} with --drafter {self.drafter}", "0, or --drafter model")
 
     def for_a_job(self, models: ModelOptions) -> Self:
@@ -117,16 +128,17 @@ def check_drafters(
     """Checks all that can be checked before models are loaded. ``option`` is what names them."""
     target, draft = models.target, models.draft
     for name in names:
-        if name not in NAMES and not is_head(name):
-            refuse(option, repr(name), f"{', '.join(NAMES)}, or {HEAD}")
+        if not is_drafter(name):
+            refuse(option, repr(name), CHOICES)
     if len({*names}) < len(names):
         refuse(option, ", ".join(names), "each once")
+    if tree is not None and (without := [name for name in names if name in NO_TREES or len(parts_of(name)) > 1]):
+        refuse("--tree", f"{tree} with {option} {without[0]}", "a drafter that proposes trees, or no --tree")
+    names = [part for name in names for part in parts_of(name)]
     needed = [name for name in names if name in NEED_DRAFT]
     if target is not None and (ours := [name for name in names if name in EMBEDDED_HEADS]):
         allowed = "the folder of a head that was trained for this target; without --target, the embedded ones"
         refuse(option, f"{ours[0]!r}, a head of the embedded target, with --target {target}", allowed)
-    if tree is not None and (without := [name for name in names if name in NO_TREES]):
-        refuse("--tree", f"{tree} with {option} {without[0]}", "a drafter that proposes trees, or no --tree")
     if target is None and draft is not None:
         refuse("--target / --draft", "--draft without --target", "both, or neither (the embedded pair)")
     if target is None and models.adapter is not None:

@@ -20,7 +20,7 @@ from ..hf.speculate import Speculator, speculate
 from ..loop.draft_length import AdaptiveDrafts
 from ..models.load.loading import load_draft, load_draft_tokenizer, require_same_vocabulary
 from ..stats import Stats
-from .drafters import NAMES, NEED_DRAFT, TREE_DRAFTS, make_drafter, nodes_of
+from .drafters import NAMES, NEED_DRAFT, TREE_DRAFTS, make_drafter, nodes_of, parts_of
 
 if importlib.util.find_spec("lm_eval") is None:
     raise ImportError("the evaluation harness needs lm_eval: pip install 'specdec-kernels[harness]'")
@@ -88,7 +88,7 @@ class SpecdecLM(HFLM):
             others = ", ".join(name for name in NAMES if name not in (*NEED_DRAFT, "none"))
             refuse("drafter", "none, and no draft", f"draft=DIR, or one of {others} (model hf decodes plainly)")
         drafter = drafter or "model"
-        if draft is not None and drafter not in NEED_DRAFT:
+        if draft is not None and parts_of(drafter)[-1] not in NEED_DRAFT:
             refuse("draft", f"a model with drafter {drafter!r}", f"none; with {' or '.join(NEED_DRAFT)} one")
         if draft_bits is not None and not isinstance(draft, str):
             refuse(
@@ -116,7 +116,7 @@ class SpecdecLM(HFLM):
         if not isinstance(draft, str):
             return {"draft": draft}
         tokenizer = load_draft_tokenizer(draft)
-        if tokenizer is not None and drafter != "universal":
+        if tokenizer is not None and parts_of(drafter)[-1] != "universal":
             require_same_vocabulary(self.tokenizer, tokenizer)
         return {"draft": load_draft(draft, dtype, self.device, None, bits), "draft_tokenizer": tokenizer}
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from .drafters import EMBEDDED_HEADS, NEED_DRAFT, is_head, make_drafter
+from .drafters import EMBEDDED_HEADS, NEED_DRAFT, is_head, make_drafter, parts_of
 from .option_groups import option
 from .options import MachineOptions
 from .user_errors import refuse
@@ -85,6 +85,7 @@ class ModelOptions:
 
     def paths(self, drafter: str) -> dict[str, str | None]:
         """Folders or hub names of everything that a text depends on. Without a target: those of the embedded pair."""
+        drafter = parts_of(drafter)[-1]
         more = {"head": drafter} if is_head(drafter) else {}
         if drafter in EMBEDDED_HEADS:
             more = {"head": str(EMBEDDED / "heads" / drafter)}
@@ -188,7 +189,8 @@ def _load(at: ModelOptions, drafters: Sequence[str]) -> Models:
     if at.target is None:
         return Models(*load_embedded_pair(machine.dtype or torch.float32, device, **of_draft, tp=at.tp), None)
     dtype = machine.dtype or "auto"
-    if at.draft is not None and [name for name in drafters if name in NEED_DRAFT] != ["universal"]:
+    parts = {part for name in drafters for part in parts_of(name)}
+    if at.draft is not None and parts & {*NEED_DRAFT} != {"universal"}:
         pair = load_pair(at.target, at.draft, dtype, device, adapter=at.adapter, tp=at.tp, **of_draft)
         return Models(*pair, None)
     tokenizer = load_tokenizer("target", at.target, beside_weights=True)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from . import drafting, models
-from .drafters import HEAD, NAMES, NO_TREES, nodes_of
+from .drafters import CHOICES, NO_TREES, nodes_of, parts_of
 from .option_groups import option
 from .terminal import remark
 from .user_errors import refuse
@@ -37,7 +37,7 @@ class ServedDrafts:
 
     drafter: list[str] | None = option(
         None,
-        f"Repeatable: the first is the default, requests may ask for the others. {', '.join(NAMES)}, {HEAD}. Default: "
+        f"Repeatable: the first is the default, requests may ask for the others. {CHOICES}. Default: "
         "model; suffix for a target alone; with the embedded pair also none, lookup, suffix, eagle3, medusa, dflash.",
         metavar="NAME",
     )
@@ -94,7 +94,7 @@ def make_service(
 
     def make(drafter: str, rule: str) -> Scheduler:
         nodes = nodes_of(drafter, tree)
-        made = loaded.drafter(drafter, drafts.exit_layers if drafter == "early-exit" else None, memories)
+        made = loaded.drafter(drafter, drafts.exit_layers if parts_of(drafter)[-1] == "early-exit" else None, memories)
         if nodes is None:  # requests may have predictions
             made = PredictedDrafter(made)
         decoder = loaded.decoder(made, drafts_of(drafts.num_drafts, rule, nodes), nodes)

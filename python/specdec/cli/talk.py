@@ -21,7 +21,7 @@ from ..stats import Stats
 from ..stopping import StoppingCriteria, StopStrings
 from . import drafting, models
 from .conversation import Conversation
-from .drafters import HEAD, NAMES, is_head, nodes_of
+from .drafters import CHOICES, NAMES, is_drafter, nodes_of, parts_of
 from .interrupt import stop_once
 from .one_row import OneRow
 from .show import Page, in_short, print_stats, print_troubles
@@ -165,7 +165,7 @@ class Talk:
         """Changes to a drafter. Raises ValueError, and changes nothing, if it cannot draft for this target, or proposes
         no trees."""
         new = dataclasses.replace(self.settings, drafter=name, exit_layers=exit_layers, tree=tree)
-        drafter = self._models.drafter(name, exit_layers, self._memory if name == "suffix" else None)
+        drafter = self._models.drafter(name, exit_layers, self._memory if parts_of(name)[0] == "suffix" else None)
         self._decoder = self._models.decoder(drafter, new.most_drafts, new.nodes)
         self.settings = new
 
@@ -183,8 +183,8 @@ class Talk:
 
     def _drafter(self, argument: str) -> str:
         name, _, layers = argument.partition(" ")
-        if name not in NAMES and not is_head(name):
-            raise ValueError(f"got {name!r}, allowed: {', '.join(NAMES)}, or {HEAD}")
+        if not is_drafter(name):
+            raise ValueError(f"got {name!r}, allowed: {CHOICES}")
         self._use(name, _integer(layers, 1) if layers else None, self.settings.tree)
         return f"drafter {argument}"
 

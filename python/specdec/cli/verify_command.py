@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from . import drafting, models, options
-from .drafters import HEAD, NAMES
+from .drafters import COMBINED, HEAD, NAMES, parts_of
 from .given_prompts import MeasuredPrompts
 from .option_groups import command, option
 from .progress_bar import progress
@@ -30,8 +30,8 @@ class CheckOptions:
     check: list[str] | None = option(None, "Repeatable: greedy, coupled, distribution. Default: all.")
     drafter: list[str] | None = option(
         None,
-        f"Repeatable: {', '.join(n for n in NAMES if n != 'tree')}, {HEAD}. Default: model (if there is one), lookup, "
-        "suffix.",
+        f"Repeatable: {', '.join(n for n in NAMES if n != 'tree')}, {HEAD}, {COMBINED}. Default: "
+        "model (if there is one), lookup, suffix.",
     )
     exit_layers: int | None = option(*drafting.EXIT_LAYERS)
     rule: list[str] | None = option(None, "Repeatable: token, block, coupled. Default: all.")
@@ -96,7 +96,7 @@ def verify(
             check_scipy()
         loaded = models.load(at, names)
         layers = {"early-exit": asked.exit_layers}
-        chosen = {name: loaded.drafter(name, layers.get(name)) for name in names if name != "none"}
+        chosen = {name: loaded.drafter(name, layers.get(parts_of(name)[-1])) for name in names if name != "none"}
         if questions is None:
             ids = loaded.tokenizer(list(short_prompts.TEXT if at.target else short_prompts.CODE)).input_ids
         else:

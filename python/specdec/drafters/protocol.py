@@ -35,7 +35,7 @@ from ..sampling.grammar_masks import GrammarMasks
 from ..sampling.processors import Processors
 from ..stats import Timer
 
-__all__ = ["BatchState", "Copies", "DraftSession", "Drafter", "Drafts", "HostStep", "Step"]
+__all__ = ["BatchState", "Copies", "DraftSession", "Drafter", "Drafts", "HostStep", "Share", "Step"]
 
 
 @dataclass
@@ -102,6 +102,9 @@ class HostStep:
     num_ranked: int  # how many of the batch's rows also want ranks and most likely tokens
     top: int  # how many most likely tokens are found in these rows
     cut: Callable[[Copies], int | None]  # chooses how many copied drafts are verified; None: all of them
+    # Decides who drafts each row, of what was found to copy, how many drafts each row may have, and whether the other
+    # drafter has missed tokens. It knows the past alone, no number that the step is drawn with.
+    share: Callable[[Copies, Sequence[int], bool], Share]
 
     @property
     def key(self) -> tuple[int, int, bool, bool, int, int]:
@@ -137,6 +140,13 @@ class Copies(NamedTuple):
     matched: list[int]
 
 
+class Share(NamedTuple):
+    """Who drafts in a step: rows copy, or are left to another drafter, which is not asked if no row is left to it."""
+
+    num_drafts: int  # the most tokens that a row drafts, <= K
+    copying: Sequence[bool]  # by row, whether it copies
+
+
 class Drafts(NamedTuple):
     """Drafted tokens, a chain or a tree for every row, and the q that they were drawn from.
 
@@ -165,6 +175,9 @@ class Drafts(NamedTuple):
         0  # how many drafts of a chain, from the first on, were drawn from what grammars allow, so q is masked
     )
     copies: Copies | None = None  # of a drafter that copies: where each row's tokens are from
+    one_hot: Sequence[bool] | None = None  # by row of chains: whether q is one-hot, whatever ``logits`` has
+    share: Share | None = None  # what the step decided, if it was asked
+    caught_up: bool = False  # the drafter has read what it had missed, which took time
 
     @classmethod
     def of(cls, proposals: Sequence[Sequence[int]], step: Step) -> Drafts:
@@ -255,6 +268,7 @@ class Drafter(ABC):
         copying: whether sessions find chains by copying, in a time that is nothing beside a step's. They then say so in
             ``Drafts.copies``, and how many of their drafts are verified may be chosen afterwards.
         trees: whether sessions propose trees.
+        shares: whether sessions let ``HostStep.share`` decide, for each row, between copies and another drafter.
         samples_trees: whether they draw the nodes of trees under rules ``token`` and ``block``.
         model: the model that it drafts with; None: it has none, or one that the decoder need not know.
         max_length: the positions of its model. A text that is longer goes on, and it is asked for no more drafts. None:
@@ -263,6 +277,7 @@ class Drafter(ABC):
     """
 
     copying: bool = False
+    shares: bool = False
     trees: bool = False
     samples_trees: bool = False
     model: CachedModel | None = None

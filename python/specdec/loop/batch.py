@@ -262,12 +262,14 @@ class Batch:
             result = graphs.run((*host.key, *rows.key), run, self.session)
             self.timer.lap("replays")
             settled = graphs.settled
-        timer = timer if settled else None
+        drafts = result.drafts
+        timer = timer if settled and not drafts.caught_up else None
         if timer is not None:
             timer.stop()
-        drafts, num_drafts = result.drafts, host.num_drafts
+        num_drafts = host.num_drafts if drafts.share is None else drafts.share.num_drafts
         width = num_drafts if drafts.parents is not None else min(drafts.tokens.shape[1], num_drafts)
-        outcome = StepOutcome(count, num_drafts, width, (), catching_up=self.unseen.take_seconds())
+        reading = self.unseen.take_seconds()
+        outcome = StepOutcome(count, num_drafts, width, (), catching_up=reading, forwards=drafts.forwards)
         sequences = [s if s is not None and s.begun else None for s in self.sequences[:count]]
         self._pending.append(_Launched(sequences, PendingReport(result), wanted, timer, outcome))
         self.steps += 1
@@ -295,13 +297,13 @@ class Batch:
     def _enter(self, step: _Launched) -> None:
         """Enters a step's report in the sequences that had not ended before the step."""
         result, results = step.report.result, []
-        copies = result.drafts.copies
+        drafts, copies = result.drafts, result.drafts.copies
         for row, (sequence, report) in enumerate(zip(step.sequences, step.report.read(), strict=True)):
             if sequence is None or not sequence.live:
                 continue
             asked = min(step.wanted[row], self.planner.room_for_drafts(sequence))
             try:
-                tokens, accepted, report = self._enter_row(row, sequence, report, result.drafts.forwards)
+                tokens, accepted, report = self._enter_row(row, sequence, report, drafts.forwards)
             except BaseException as error:  # from its processors or its stop, so it concerns no other sequence
                 if not is_failure(error):
                     raise
@@ -311,7 +313,8 @@ class Batch:
             if self.config.first_drafts is not None:
                 self.config.first_drafts.note(report.drafted, accepted)
             copy = None if copies is None else CopyResult(copies.matched[row], copies.tokens[row], tokens)
-            results.append(RowResult(asked, accepted, len(tokens), not sequence.live, copy))
+            beside = drafts.one_hot is not None and drafts.one_hot[row]
+            results.append(RowResult(asked, accepted, len(tokens), not sequence.live, copy, beside))
             if sequence.may_draft and sequence.drafter_failed():
                 sequence.may_draft = False
                 # Without the sequence's number: Python remembers every text that it was warned with, and a server's

@@ -10,7 +10,8 @@ well: the text shows whether they were right.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import takewhile
+from itertools import accumulate, takewhile
+from operator import mul
 
 from ..drafters.protocol import Copies
 from .draft_length import MARGIN, AdaptiveDrafts, StepOutcome, TimedK
@@ -71,9 +72,11 @@ class CopiedK(TimedK):
         super().observe(step._replace(num_drafts=step.width))
 
     def cut(self, rows: int, live: int, copies: Copies) -> int:
-        longest = max(map(len, copies.tokens))
-        widths = [*takewhile(lambda k: k <= longest, self.widths)]
-        best = self._best(rows, live, copies, widths)
+        return self.around(self.best(rows, live, copies)[0], copies)
+
+    def around(self, best: int, copies: Copies) -> int:
+        """Returns a neighbour of the ``best`` width now and then, else ``best``."""
+        widths = self._widths(copies)
         self._choices += 1
         pause = LOOK_AROUND if best else LOOK_AROUND_0
         if self._choices % pause:
@@ -81,8 +84,18 @@ class CopiedK(TimedK):
         place = widths.index(best) + (1 if self._choices // pause % 2 else -1)
         return widths[min(max(place, 0), len(widths) - 1)]
 
-    def _best(self, rows: int, live: int, copies: Copies, widths: Sequence[int]) -> int:
-        times = self._of(rows)
+    def _widths(self, copies: Copies) -> list[int]:
+        longest = max(map(len, copies.tokens))
+        return [*takewhile(lambda k: k <= longest, self.widths)]
+
+    def expected(self, matched: int, count: int) -> float:
+        """Returns how many of ``count`` copied tokens are expected to be accepted."""
+        return sum(accumulate((self.chances.of(matched + i) for i in range(count)), mul))
+
+    def best(self, rows: int, live: int, copies: Copies) -> tuple[int, float]:
+        """Returns how many copied tokens are best verified, and the tokens a unit of time that are then expected; with
+        none, those of a plain step and ``MARGIN``. The arguments are those of ``cut``."""
+        widths, times = self._widths(copies), self.times(rows)
         best, rate, expected = 0, MARGIN * live / times.of(0), float(live)
         by_row = zip(copies.matched, copies.tokens, strict=True)
         of_rows = [(matched, len(tokens)) for matched, tokens in by_row if tokens]
@@ -93,4 +106,4 @@ class CopiedK(TimedK):
             expected += sum(reached)
             if k in widths and expected / times.of(k) > rate:
                 best, rate = k, expected / times.of(k)
-        return best
+        return best, rate

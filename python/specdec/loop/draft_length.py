@@ -16,7 +16,8 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from ..checks import read_count, refuse
-from ..drafters.protocol import Copies
+from ..drafters.composite import by_match
+from ..drafters.protocol import Copies, Share
 from .step_times import DECAY, SEEN, StepTimes, by_position
 
 CHOICE = 6  # steps for which a K is kept, since choosing takes time
@@ -96,6 +97,7 @@ class RowResult(NamedTuple):
     emitted: int
     ended: bool  # the sequence ended in this step, so its drafts after that say nothing
     copy: CopyResult | None = None  # None: its drafter does not copy
+    one_hot: bool = False  # its drafts were copied beside those of another drafter
 
 
 class StepOutcome(NamedTuple):
@@ -108,6 +110,7 @@ class StepOutcome(NamedTuple):
     seconds: float | None = None  # None: it was not timed, or took longer than the next one like it will
     # Seconds before the step in which the drafter read prompts, or what it had missed in steps without drafts.
     catching_up: float | None = None  # None: there was nothing to read
+    forwards: int = 1  # of the drafter; 0: what it drafted was copied
 
 
 class DraftLength(ABC):
@@ -146,6 +149,16 @@ class DraftLength(ABC):
             copies: what was found in each row.
         """
         return None
+
+    def share(self, rows: int, live: int, copies: Copies, allowed: Sequence[int], behind: bool) -> Share:
+        """Returns who drafts each row, and how many tokens, where one drafter copies and another one does not.
+
+        Args:
+            rows, live, copies: as in ``cut``.
+            allowed: how many drafts each row may have.
+            behind: whether the other drafter has missed tokens.
+        """
+        return by_match(copies, allowed, behind)
 
     def observe(self, step: StepOutcome) -> None:  # noqa: B027  # most learn nothing
         """Learns from a step. Steps come in their order."""
@@ -187,7 +200,8 @@ class TimedK(DraftLength):
     def chooses(self, text_depends: bool) -> bool:
         return not text_depends
 
-    def _of(self, rows: int) -> StepTimes:
+    def times(self, rows: int) -> StepTimes:
+        """Returns those of steps with so many rows."""
         if rows not in self._times:
             self._times[rows] = StepTimes(self.widths, self._given, self._guess(rows))
         return self._times[rows]
@@ -199,7 +213,7 @@ class TimedK(DraftLength):
 
     def observe(self, step: StepOutcome) -> None:
         if step.seconds is not None:
-            self._of(step.rows).took(step.num_drafts, step.width, step.seconds)
+            self.times(step.rows).took(step.num_drafts, step.width, step.seconds)
 
     def costs(self, rows: int) -> list[float] | None:
         if self._given is not None:
@@ -223,7 +237,7 @@ class AdaptiveK(TimedK):
         self._reading = 0.0  # seconds a step in which the drafter reads prompts
 
     def choose(self, rows: int, live: int, caps: Sequence[int]) -> int:
-        times = self._of(rows)
+        times = self.times(rows)
         if (missing := times.missing(max(caps))) is not None:
             # Where drafts do not seem to pay, to time them more often would only lose.
             if times.missing(max(caps), SEEN) is not None or self._best(times, live, caps):
@@ -298,7 +312,7 @@ class AdaptiveK(TimedK):
         self._accepted = [DECAY * n + more for n, more in zip(self._accepted, reached[1:], strict=True)]
         news = zip(self._tested, reached[1:], failed, strict=False)
         self._tested = [DECAY * n + more + rejected for n, more, rejected in news]
-        times = self._of(step.rows)
+        times = self.times(step.rows)
         times.found(step.num_drafts, step.width)
         if step.results and times.missing(step.num_drafts, SEEN) is None:
             emitted = sum(row.emitted for row in step.results) / len(step.results)

@@ -161,6 +161,7 @@ class Rows:
             num_ranked=host.num_ranked,
             top=host.top,
             cut=host.cut,
+            share=host.share,
             lengths=lengths,
             position=self.known,
             last_two=self.last_two,

@@ -20,7 +20,7 @@ replayed as a CUDA graph.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -73,6 +73,8 @@ class AcceptRule:
             counts: [n, k] bool, the nodes of a tree that count; with a node its ancestors count.
             masks: [n, k + 1, W] int32, the tokens that grammars allow in each row of a chain; None: no row has any.
         """
+        if tree is None and drafts.one_hot is not None and drafts.logits is not None:
+            return self._verify_apart(step, logits, drafts, backend, masks)
         columns, allowed = drafts.tokens.shape[1], step.allowed_on_device
         if tree is None:
             return speculative_step(
@@ -106,6 +108,23 @@ class AcceptRule:
             rule=TreeRule.WALK if walks else self.rule,
             backend=backend,
         )
+
+    def _verify_apart(
+        self, step: Step, logits: torch.Tensor, drafts: Drafts, backend: str, masks: torch.Tensor | None
+    ) -> SpeculativeStep:
+        """The same of chains of which some have a one-hot q. Each kind is verified as if the rows of the other had no
+        drafts. A row's result does not depend on others."""
+        copied = torch.tensor(drafts.one_hot, device=logits.device)
+        one_hot = drafts._replace(logits=None, stats=None, d2t=None, masked=0)
+        parts = []
+        for kind, others in ((drafts._replace(one_hot=None), copied), (one_hot, ~copied)):
+            part = replace(step, allowed_on_device=step.allowed_on_device.masked_fill(others, 0))
+            parts.append(self.verify(part, logits, kind, None, None, backend, masks))
+
+        def joined(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return torch.where(copied if a.dim() == 1 else copied[:, None], b, a)
+
+        return SpeculativeStep._make(None if a is None else joined(a, b) for a, b in zip(*parts, strict=True))
 
 
 @dataclass

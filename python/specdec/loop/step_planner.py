@@ -7,6 +7,7 @@ from collections.abc import Collection
 
 from specdec_kernels import Rule
 
+from ..drafters.composite import by_match
 from ..drafters.guard import GuardedSession
 from ..drafters.protocol import BatchState, HostStep
 from ..models.cache.kv_cache import visible_slots
@@ -120,6 +121,7 @@ class StepPlanner:
             num_ranked=self._rows.set_ranked(ranked),
             top=MAX_TOP if any(asked.values()) else 0,  # two values only, because captured steps fix it
             cut=functools.partial(self._lengths.cut, len(wanted), len(live)) if chosen else lambda _: None,
+            share=functools.partial(self._lengths.share, len(wanted), len(live)) if chosen else by_match,
         )
 
     def _visible(self, live: Collection[SequenceState], num_drafts: int, unread: int) -> int:
