@@ -20,6 +20,8 @@ class ChiSquare(NamedTuple, Generic[K]):
     p_value: float  # 0 where an outcome was drawn whose probability is 0
     detectable: float  # the relative bias found with power 0.999 at the test's level; see detectable_bias
     worst: K | None  # the outcome that adds most to the statistic; None where that is the rare ones together
+    variation: float = 0.0  # the total variation between counts and distribution, over what was tested
+    by_chance: float = 0.0  # how large that is on average where the distribution is right
 
 
 def check_scipy() -> None:
@@ -70,7 +72,10 @@ def chi_square(
     observed, expected = np.array(list(cells.values()), dtype=np.float64).T
     terms = (observed - expected) ** 2 / expected
     statistic, worst = float(terms.sum()), list(cells)[int(terms.argmax())]
-    return ChiSquare(statistic, degrees, chi_square_tail(statistic, degrees, error), detectable, worst)
+    variation = float(np.abs(observed - expected).sum() / draws / 2)
+    by_chance = float(np.sqrt(2 / np.pi * expected * (1 - expected / draws)).sum() / draws / 2)
+    p_value = chi_square_tail(statistic, degrees, error)
+    return ChiSquare(statistic, degrees, p_value, detectable, worst, variation, by_chance)
 
 
 def chi_square_tail(statistic: float, degrees: int, noncentrality: float = 0.0) -> float:
