@@ -25,13 +25,24 @@ from support.servers import service, serving
 from specdec_kernels import speculative_step
 
 PROMPTS = [[1, 2, 3], [4], [0, 3, 1, 2], [2, 2]]  # of the toys, which have five tokens
-SETTINGS = VerifySettings(checks=("greedy", "distribution"), max_new_tokens=6, samples=1500, sampled_tokens=5)
+SETTINGS = VerifySettings(checks=("greedy", "distribution"), max_new_tokens=6, samples=500, sampled_tokens=5)
 
 
 @pytest.fixture
 def answers(pair):
-    """Of a toy with another one as its draft."""
-    return DecoderAnswers(SpeculativeDecoder(toy_model(1), toy_model(2), 3), pair[2])
+    """Of a toy with another one as its draft, of whose tokens a third is accepted."""
+    return DecoderAnswers(SpeculativeDecoder(toy_model(1), toy_model(4), 3), pair[2])
+
+
+class Direct(ServerClient):
+    """Asks without a connection, for tests of many texts."""
+
+    def __init__(self, answers):
+        self._answers = answers
+        super().__init__("http://direct", model="toy")
+
+    def _ask(self, path, body=None):
+        return self._answers(body)[1]
 
 
 def verified(answers, tokenizer, settings=SETTINGS, target=None, **more):
@@ -43,26 +54,28 @@ def test_a_right_server_passes(answers, pair):
     seen = []
     done = verified(answers, pair[2], progress=lambda *call: seen.append(call))
     assert done.passed and done.read_by == "ids" and done.prompts_as_ids and not done.refused
-    assert done.texts == 4 and done.samples == 1500 and not done.differences and 5 <= done.tokens <= 24
-    assert {(t.kind, t.position) for t in done.tests} >= {(k, i) for k in ("ranks", "pairs", "tokens") for i in (0, 3)}
+    assert done.texts == 4 and done.samples == 500 and not done.differences and 5 <= done.tokens <= 24
+    assert {(t.kind, t.position) for t in done.tests} >= {(k, i) for k in ("ranks", "pairs", "tokens") for i in (0, 1)}
     assert sum(t.level for t in done.tests) <= done.level * 1.001
-    assert all(t.variation < 0.2 and t.detectable < 0.6 for t in done.tests if t.kind == "ranks")
+    assert all(t.detectable < 0.8 for t in done.tests if t.kind == "ranks" and t.position == 0)
     asked = [body for body in answers.bodies if body["max_tokens"] == 5]
-    assert len(asked) == 1500 and all(body["ignore_eos"] and body["top_p"] == 1 for body in asked)
-    assert [call[0] for call in seen[-1:]] == [1504] and seen[0] == (0, 1504, "greedy texts")
+    assert len(asked) == 500 and all(body["ignore_eos"] and body["top_p"] == 1 for body in asked)
+    assert [call[0] for call in seen[-1:]] == [504] and seen[0] == (0, 504, "greedy texts")
     json.dumps(done.to_dict(), allow_nan=False)
 
 
-@pytest.mark.parametrize("step", [shared_noise, biased, shifted])
+@pytest.mark.parametrize("step", [pytest.param(shared_noise, marks=pytest.mark.nightly), biased, shifted])
 def test_planted_bugs_are_found(step, answers, pair, monkeypatch):
     monkeypatch.setattr(specdec.loop.step, "speculative_step", step)
-    done = verified(answers, pair[2])
+    settings = VerifySettings(**{**vars(SETTINGS), "samples": {shared_noise: 4000, biased: 1500, shifted: 500}[step]})
+    done = verify_server(Direct(answers), toy_model(1), pair[2], PROMPTS, settings, 1)
     assert not done.passed and not done.errors
     assert any(d.verdict == "bug" for d in done.differences) == (step is shifted)
     assert any(not test.passed for test in done.tests)
-    assert max(t.variation for t in done.tests if not t.passed) > 0.03
+    assert max(t.variation / t.by_chance for t in done.tests if not t.passed) > 1.5
 
 
+@pytest.mark.nightly
 def test_a_server_of_ours(pair):
     """The real one, which tells tokens by ``logprobs``, with a draft and batches."""
     target, draft, tokenizer = pair
@@ -72,10 +85,12 @@ def test_a_server_of_ours(pair):
     def make(drafter, rule):
         return Scheduler(SpeculativeDecoder(target, draft, 3), rows=4, max_length=64, rule="token")
 
+    def ask(url):
+        return verify_server(ServerClient(url), target, tokenizer, prompts, settings, 4)
+
     async def main():
         async with serving(service(make, tokenizer)) as (_, port):
-            client = ServerClient(f"http://127.0.0.1:{port}/v1/")
-            return await asyncio.to_thread(verify_server, client, target, tokenizer, prompts, settings, 4)
+            return await asyncio.to_thread(ask, f"http://127.0.0.1:{port}/v1/")
 
     done = asyncio.run(main())
     assert done.passed and done.read_by == "logprobs" and done.prompts_as_ids
@@ -85,13 +100,10 @@ def test_a_server_of_ours(pair):
 def test_a_repeated_noise_is_found_by_pairs():
     """Texts whose second token is drawn with the noise of the first: each rank alone is uniform."""
     distribution = PlainDistribution(toy_model(1), [1, 2], 1.0)
-    generator, texts = torch.Generator().manual_seed(0), []
-    first = distribution.after([()])[0][0, 0].exp()
-    for _ in range(1500):
-        u = torch.rand((), generator=generator)
-        tokens = [int((first.cumsum(0) < u).sum())]
-        p = distribution.after([tuple(tokens)])[0][0, 1].exp()
-        texts.append((*tokens, int((p.cumsum(0) < u).sum())))
+    u = torch.rand(1500, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    first = (distribution.after([()])[0][0, 0].exp().cumsum(0) < u[:, None]).sum(1)
+    after = distribution.after([(token,) for token in range(5)])[0][:, 1].exp().cumsum(1)
+    texts = list(zip(first.tolist(), (after[first] < u[:, None]).sum(1).tolist(), strict=True))
     assert any(t.kind == "pairs" and not t.passed for t in rank_tests([texts], [distribution], 1e-6, pairs=True))
 
 
@@ -109,7 +121,7 @@ def test_a_margin_is_allowed_and_what_is_beyond_it_is_not(answers, pair):
         other.lm_head.weight[:] += 2.0 * torch.randn(
             other.lm_head.weight.shape, generator=torch.Generator().manual_seed(0)
         )
-    done = verified(answers, pair[2], target=other)
+    done = verify_server(Direct(answers), other, pair[2], PROMPTS, SETTINGS, 1)
     assert done.largest_gap > 0 and any(d.verdict == "bug" for d in done.differences)
     assert max(t.variation for t in done.tests if t.kind == "ranks") > 0.05
     kind = VerifySettings(checks=("greedy",), max_new_tokens=6)
@@ -148,14 +160,15 @@ def test_what_a_server_does_not_take_is_left_out(answers, pair):
 
 def test_a_busy_server_is_asked_again_and_nothing_is_lost(answers, pair, monkeypatch):
     monkeypatch.setattr("specdec.evaluation.verify.server_client.time.sleep", lambda seconds: None)
-    turns = {"n": 0}
+    refused = set()
 
     def busy(body):
-        turns["n"] += 1
-        return (503, {"error": "busy"}) if turns["n"] % 3 == 0 and body["max_tokens"] > 1 else answers(body)
+        again = body["seed"] in refused or body["max_tokens"] == 1
+        refused.add(body["seed"])
+        return answers(body) if again else (503, {"error": "busy"})
 
-    done = verified(busy, pair[2], VerifySettings(checks=("distribution",), samples=200, sampled_tokens=2))
-    assert done.passed and done.samples == 200
+    done = verified(busy, pair[2], VerifySettings(checks=("distribution",), samples=100, sampled_tokens=2))
+    assert done.passed and done.samples == 100
 
 
 def test_what_came_before_a_server_fails_is_judged(answers, pair, monkeypatch):
@@ -164,7 +177,7 @@ def test_what_came_before_a_server_fails_is_judged(answers, pair, monkeypatch):
     def failing(body):
         return (500, {"error": "broken"}) if body["temperature"] and body["seed"] >= 300 else answers(body)
 
-    done = verified(failing, pair[2], VerifySettings(**{**vars(SETTINGS), "samples": 600}))
+    done = verified(failing, pair[2], VerifySettings(**{**vars(SETTINGS), "samples": 400}))
     assert not done.passed and not done.bugs and done.tests and 290 <= done.samples <= 300
     assert 10 <= len(done.errors) <= 18 and "answers 500 to /completions" in done.errors[0]
 

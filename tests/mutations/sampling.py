@@ -57,6 +57,14 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
+        "python/specdec/evaluation/verify/distributions.py",
+        "tests/evaluation/test_verify_server.py",
+        {
+            "verify-expects-what-cannot-be-read": ("if self._barred is not None:", "if False:"),
+            "verify-takes-a-pair-for-one-token": ("whole[:, i : i + 2]", "whole[:, i : i + 1]"),
+        },
+    ),
+    *mutations(
         "python/specdec/evaluation/near_ties.py",
         "tests/evaluation/test_near_ties.py",
         {

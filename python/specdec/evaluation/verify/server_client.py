@@ -8,6 +8,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
+from http.client import HTTPException
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -177,5 +178,5 @@ class ServerClient:
             raise ServerError(self.url, f"answers {error.code} to {path}: {said}", error.code) from None
         except TimeoutError:
             raise ServerError(self.url, f"has not answered {path} for {self._timeout:g} s") from None
-        except (OSError, ValueError) as error:  # refused, reset, cut off, or no JSON
+        except (OSError, HTTPException, ValueError) as error:  # refused, reset, cut off, or no JSON
             raise ServerError(self.url, f"{type(error).__name__}: {one_line(error)}") from None
