@@ -64,15 +64,41 @@ def test_a_right_server_passes(answers, pair):
     json.dumps(done.to_dict(), allow_nan=False)
 
 
-@pytest.mark.parametrize("step", [pytest.param(shared_noise, marks=pytest.mark.nightly), biased, shifted])
+@pytest.mark.parametrize("step", [biased, shifted])
 def test_planted_bugs_are_found(step, answers, pair, monkeypatch):
     monkeypatch.setattr(specdec.loop.step, "speculative_step", step)
-    settings = VerifySettings(**{**vars(SETTINGS), "samples": {shared_noise: 4000, biased: 1500, shifted: 500}[step]})
+    settings = VerifySettings(**{**vars(SETTINGS), "samples": 1500 if step is biased else 500})
     done = verify_server(Direct(answers), toy_model(1), pair[2], PROMPTS, settings, 1)
     assert not done.passed and not done.errors
     assert any(d.verdict == "bug" for d in done.differences) == (step is shifted)
     assert any(not test.passed for test in done.tests)
-    assert max(t.variation / t.by_chance for t in done.tests if not t.passed) > 1.5
+
+
+@pytest.mark.parametrize("step", [speculative_step, shared_noise])
+def test_noise_of_draft_and_recovery(step, pair, monkeypatch):
+    """The bias is a total variation of 0.06 after this prompt, and hardly any after others: found in 5 of 5 runs of
+    3000 texts with other seeds, where the right step passed 5 of 5; not found in 12,000 texts after PROMPTS."""
+    monkeypatch.setattr(specdec.loop.step, "speculative_step", step)
+    target = copy.deepcopy(toy_model(1))
+    target.generation_config.eos_token_id = target.config.eos_token_id = None
+    answers = DecoderAnswers(SpeculativeDecoder(target, toy_model(4), 3), pair[2])
+    settings = VerifySettings(checks=("distribution",), samples=3000, sampled_tokens=2)
+    done = verify_server(Direct(answers), target, pair[2], [[0, 3]], settings, 1)
+    assert done.passed == (step is speculative_step) and not done.errors
+
+
+def test_texts_that_end_are_no_pairs_of_dependent_ranks():
+    """Whether a second token can be read depends on the first, whose rank is then not uniform among pairs."""
+    allowed = torch.tensor([True, True, False, True, True])
+    distribution = PlainDistribution(toy_model(1), [4, 4], 1.0)
+    u = torch.rand(20000, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    first = (distribution.after([()])[0][0, 0].exp().cumsum(0) < u[:, :1]).sum(1)
+    after = distribution.after([(token,) for token in range(5)])[0][:, 1].exp().cumsum(1)
+    second = (after[first] < u[:, 1:]).sum(1)
+    drawn = zip(first.tolist(), second.tolist(), strict=True)
+    texts = [(a, b)[: 2 if allowed[b] else 1] for a, b in drawn if allowed[a]]
+    given = PlainDistribution(toy_model(1), [4, 4], 1.0, allowed)
+    assert min(t.p_value for t in rank_tests([texts], [given], 1e-6, pairs=True)) > 1e-3
 
 
 @pytest.mark.nightly

@@ -37,6 +37,7 @@ def chi_square(
     level: float,
     least: float = 25.0,
     tolerance: float = 0.0,
+    totals: int = 1,
 ) -> ChiSquare[K]:
     """Pearson's test of ``counts`` against ``distribution``.
 
@@ -49,6 +50,7 @@ def chi_square(
         least: outcomes expected fewer than this many times count as one.
         tolerance: the relative error (root mean square) of the distribution's own probabilities, as rounding makes it.
             What it may add to the statistic is not held against the counts.
+        totals: into how many groups the outcomes fall whose counts the distribution was given. None may be rare.
     """
     draws = sum(counts.values())
     cells: dict[K | None, tuple[float, float]] = {}  # outcome -> observed, expected
@@ -59,9 +61,9 @@ def chi_square(
         else:
             rare_observed += counts.get(outcome, 0)
             rare_expected += draws * p
-    if rare_expected >= least:
+    if rare_expected >= max(least, 1e-9):
         cells[None] = (rare_observed, rare_expected)
-    degrees = max(len(cells) - 1, 0)
+    degrees = max(len(cells) - totals, 0)
     error = draws * tolerance**2
     detectable = detectable_bias(draws, degrees, level, noncentrality=error) if degrees else np.inf
     impossible = [k for k, n in counts.items() if n and distribution.get(k, 0.0) == 0]

@@ -37,7 +37,7 @@ class DistributionTest:
     texts, where the token lies in the order from likely to unlikely: the probability of all likelier tokens together,
     plus a random part of its own, is uniform whatever came before (Rosenblatt 1952). That finds biases for or against
     likely tokens, also after beginnings that are too rare for a test of their own. ``pairs`` counts the ranks at
-    ``position`` and after it together: they are independent, unless noise was used twice.
+    ``position`` and after it together: given the first, the second is uniform, unless noise was used twice.
     """
 
     kind: Literal["tokens", "ranks", "pairs"]
@@ -169,32 +169,44 @@ def rank_tests(
 ) -> list[DistributionTest]:
     """One test of each position, over all texts of all scenes; with ``pairs`` also one of each two positions."""
     whole, errors = _all_ranks(texts, distributions)
-    columns = min(RANKS, len(whole) // 25)
-    tests = [_rank_test("ranks", i, whole[:, i : i + 1], columns, errors[i : i + 1], level) for i in range(len(errors))]
-    if pairs:
-        columns = min(PAIRS, int((len(whole) / 25) ** 0.5))
-        for i in range(len(errors) - 1):
-            tests.append(_rank_test("pairs", i, whole[:, i : i + 2], columns, errors[i : i + 2], level))
+    tests = []
+    for i in range(len(errors)):
+        rank = whole[:, i][~whole[:, i].isnan()]
+        columns = min(RANKS, len(whole) // 25)
+        uniform = dict.fromkeys(range(columns), 1 / columns)
+        counts = _intervals(rank, columns).bincount(minlength=columns)
+        result = chi_square(_counted(counts), uniform, level, 0.5, _tolerance(errors[i], len(rank)))
+        tests.append(_test("ranks", None, i, (), len(rank), result, level))
+    for i in range(len(errors) - 1 if pairs else 0):
+        tests.append(_pair_test(i, whole[:, i : i + 2], errors[i + 1], level))
     return tests
 
 
-def _rank_test(
-    kind: Literal["ranks", "pairs"],
-    position: int,
-    ranks: torch.Tensor,
-    columns: int,
-    errors: torch.Tensor,
-    level: float,
-) -> DistributionTest:
-    """Whether ``ranks`` [n, k] are uniform in the cube of ``columns`` intervals a side. Rows with NaN had ended."""
-    there = ranks[~ranks.isnan().any(1)]
-    cells, draws = columns ** ranks.shape[1], len(there)
-    intervals = (there * columns).long().clamp(max=columns - 1)
-    places = torch.stack([column * columns**i for i, column in enumerate(intervals.unbind(1))]).sum(0)
-    counts = dict(enumerate(places.bincount(minlength=cells).tolist()))
-    tolerance = (errors.sum() / max(draws, 1)).sqrt().item()
-    result = chi_square(counts, dict.fromkeys(range(cells), 1 / cells), level, 0.5, tolerance)
-    return _test(kind, None, position, (), draws, result, level)
+def _pair_test(position: int, ranks: torch.Tensor, error: torch.Tensor, level: float) -> DistributionTest:
+    """Whether the second of two ranks [n, 2] is uniform, whatever the first one is. The first one alone is not, among
+    texts that have a second: where many texts end after a token, few pairs begin with it."""
+    both = ranks[~ranks.isnan().any(1)]
+    columns = max(1, min(PAIRS, int((len(both) / 25) ** 0.5)))
+    first, second = (_intervals(rank, columns) for rank in both.unbind(1))
+    counts = (first * columns + second).bincount(minlength=columns**2).view(columns, columns)
+    begun = [row for row in range(columns) if counts[row].any()]
+    expected = (counts.sum(1, keepdim=True).double() / columns / max(len(both), 1)).expand_as(counts)
+    uniform = {row * columns + i: float(expected[row, i]) for row in begun for i in range(columns)}
+    tolerance = _tolerance(error, len(both))
+    result = chi_square(_counted(counts.flatten()), uniform, level, 0.0, tolerance, max(len(begun), 1))
+    return _test("pairs", None, position, (), len(both), result, level)
+
+
+def _intervals(ranks: torch.Tensor, columns: int) -> torch.Tensor:
+    return (ranks * columns).long().clamp(max=columns - 1)
+
+
+def _counted(counts: torch.Tensor) -> dict[int, int]:
+    return dict(enumerate(counts.tolist()))
+
+
+def _tolerance(squared_errors: torch.Tensor, draws: int) -> float:
+    return (squared_errors / max(draws, 1)).sqrt().item()
 
 
 def _all_ranks(

@@ -113,7 +113,7 @@ def verify_server(
         refuse("margin", margin, "a number >= 0")
     if "distribution" in settings.checks:
         check_scipy()
-    client.probe(prompts[0], tokenizer.decode(prompts[0]))
+    client.probe(prompts[0], str(tokenizer.decode(list(prompts[0]))))
     served = _Served(client, reference, tokenizer, settings, at_once)
     usable = [prompt for prompt in prompts if served.is_usable(prompt)]
     if not usable:
@@ -195,9 +195,12 @@ class _Served:
         self.reader = TokenReader(tokenizer, vocabulary, self._ends, by)
         self.unread, self.errors = 0, list[str]()
 
+    def _text_of(self, prompt: Prompt) -> str:
+        return str(self._tokenizer.decode(list(prompt)))
+
     def is_usable(self, prompt: Prompt) -> bool:
         """Whether the server reads these tokens, where it is sent their text."""
-        text = self._tokenizer.decode(prompt)
+        text = self._text_of(prompt)
         return self._client.takes_ids or self._tokenizer(text).input_ids == list(prompt)
 
     def texts(self, prompts: Sequence[Prompt], length: int, temperature: float, work: Work) -> list[_Read | None]:
@@ -206,7 +209,7 @@ class _Served:
         def ask(i: int) -> _Read | None:
             if len(self.errors) >= MOST_ERRORS:
                 return None
-            text, sampled = self._tokenizer.decode(prompts[i]), temperature > 0
+            text, sampled = self._text_of(prompts[i]), temperature > 0
             try:
                 answer = self._client.complete(prompts[i], text, length, temperature, self._seed + i, sampled)
             except ServerError as error:

@@ -42,7 +42,7 @@ class TokenReader:
             special = set(tokenizer.all_special_ids)
             for token, name in enumerate(names):
                 # "\0" begins the names of parts of characters.
-                self.allowed[token] = times[name] == 1 and name and name[0] != "\0" and token not in special
+                self.allowed[token] = times[name] == 1 and name[:1] not in ("", "\0") and token not in special
             self._ids = {name: token for token, name in enumerate(names) if self.allowed[token]}
         self.allowed[list(ends)] = False
 
