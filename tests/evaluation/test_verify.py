@@ -25,6 +25,7 @@ from specdec.models.supported import cached_model
 from support.commands import invoke, refused, run
 from support.model_types import model_of
 from support.models import VOCABULARY, generate, toy_model
+from support.planted_steps import biased, shifted
 
 from specdec_kernels import SamplingParams, speculative_step
 from specdec_kernels.backends import reference
@@ -95,25 +96,6 @@ class Liar(Drafter):
 
         session.propose = propose
         return session
-
-
-def shifted(logits, drafts, q, **kwargs):
-    """Row i + 1 decides the token that row i should."""
-    return speculative_step(logits.roll(-1, 1) if logits.shape[1] > 1 else logits, drafts, q, **kwargs)
-
-
-def biased(logits, drafts, q, **kwargs):
-    """Recovers from p instead of max(0, p - q)."""
-    out = speculative_step(logits, drafts, q, **kwargs)
-    plain = speculative_step(logits[:, :1], drafts[:, :0], None, **_first_row(kwargs))
-    rejected = (out.num_accepted == 0) & (kwargs["num_drafts"] > 0)
-    out.tokens[:, 0] = torch.where(rejected, plain.tokens[:, 0], out.tokens[:, 0])
-    return out
-
-
-def _first_row(kwargs):
-    names = ("params", "seed", "position", "rule", "backend")
-    return {name: kwargs[name] for name in names}
 
 
 def sharp_bonus(logits, drafts, q, **kwargs):

@@ -52,7 +52,7 @@ MUTATIONS: list[Mutation] = [
         "python/specdec/evaluation/verify/chi_square.py",
         "tests/evaluation/test_pearson.py",
         {
-            "verify-has-a-degree-too-many": ("degrees = max(len(cells) - 1, 0)", "degrees = len(cells)"),
+            "verify-has-a-degree-too-many": ("degrees = max(len(cells) - totals, 0)", "degrees = len(cells)"),
             "verify-forgives-more-than-rounding": ("error = draws * tolerance**2", "error = draws * tolerance"),
         },
     ),

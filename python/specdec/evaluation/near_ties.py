@@ -60,10 +60,18 @@ class Judge:
         repetition_penalty: with which the texts were decoded. All logits here are those after the penalty.
         temperature: of texts that were sampled by a race with known noise. Logits are divided by it before the noise is
             added, because such a text chose the largest of these sums.
+        margin: a bound that is allowed in any case, >= 0, for texts of the same model in another dtype or on another
+            machine, whose rounding cannot be measured here.
     """
 
-    def __init__(self, target: PreTrainedModel, repetition_penalty: float | None = None, temperature: float = 1.0):
-        self._target, self._temperature = target, temperature
+    def __init__(
+        self,
+        target: PreTrainedModel,
+        repetition_penalty: float | None = None,
+        temperature: float = 1.0,
+        margin: float = 0.0,
+    ):
+        self._target, self._temperature, self._margin = target, temperature, margin
         self._penalty = RepetitionPenaltyLogitsProcessor(float(repetition_penalty or 1.0))
         self._wide: PreTrainedModel | None = None
         self._seen: set[tuple] = set()
@@ -175,7 +183,7 @@ class Judge:
         finite = torch.stack([full, *others]).isfinite().all(0)
         errors = [torch.finfo(self._target.dtype).eps * full.abs(), *((full - other).abs() for other in others)]
         rounding = torch.stack(errors)[:, finite].amax().item() if finite.any() else 0.0
-        bound = 2 * rounding + (RACE_ROUNDING if noisy else 0.0)
+        bound = max(2 * rounding + (RACE_ROUNDING if noisy else 0.0), self._margin)
         gap = None if None in tokens else max((wide.max() - wide[t]).item() for t in tokens if t is not None)
         near_tie = gap is not None and gap <= bound  # NaN is not a near-tie
         return Difference(

@@ -19,12 +19,27 @@ from ..contenders import Prompt
 from ..work_counter import Tell, Work, silent
 from .chi_square import check_scipy
 from .distributions import DistributionCheck, DistributionResult, DistributionTest
+from .server_check import SAMPLED_TOKENS, ServerVerification, verify_server
+from .server_client import ServerClient, ServerError
 from .text_check import TextCheck, TextResult
 from .verify_settings import Cell, VerifySettings, cells
 
 TEXTS = ("greedy", "coupled")  # the checks that compare texts
 
-__all__ = ["Cell", "DistributionResult", "DistributionTest", "TextResult", "Verification", "VerifySettings", "verify"]
+__all__ = [
+    "SAMPLED_TOKENS",
+    "Cell",
+    "DistributionResult",
+    "DistributionTest",
+    "ServerClient",
+    "ServerError",
+    "ServerVerification",
+    "TextResult",
+    "Verification",
+    "VerifySettings",
+    "verify",
+    "verify_server",
+]
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,8 @@ class ChiSquare(NamedTuple, Generic[K]):
     p_value: float  # 0 where an outcome was drawn whose probability is 0
     detectable: float  # the relative bias found with power 0.999 at the test's level; see detectable_bias
     worst: K | None  # the outcome that adds most to the statistic; None where that is the rare ones together
+    variation: float = 0.0  # the total variation between counts and distribution, over what was tested
+    by_chance: float = 0.0  # how large that is on average where the distribution is right
 
 
 def check_scipy() -> None:
@@ -35,6 +37,7 @@ def chi_square(
     level: float,
     least: float = 25.0,
     tolerance: float = 0.0,
+    totals: int = 1,
 ) -> ChiSquare[K]:
     """Pearson's test of ``counts`` against ``distribution``.
 
@@ -47,6 +50,7 @@ def chi_square(
         least: outcomes expected fewer than this many times count as one.
         tolerance: the relative error (root mean square) of the distribution's own probabilities, as rounding makes it.
             What it may add to the statistic is not held against the counts.
+        totals: into how many groups the outcomes fall whose counts the distribution was given. None may be rare.
     """
     draws = sum(counts.values())
     cells: dict[K | None, tuple[float, float]] = {}  # outcome -> observed, expected
@@ -57,9 +61,9 @@ def chi_square(
         else:
             rare_observed += counts.get(outcome, 0)
             rare_expected += draws * p
-    if rare_expected >= least:
+    if rare_expected >= max(least, 1e-9):
         cells[None] = (rare_observed, rare_expected)
-    degrees = max(len(cells) - 1, 0)
+    degrees = max(len(cells) - totals, 0)
     error = draws * tolerance**2
     detectable = detectable_bias(draws, degrees, level, noncentrality=error) if degrees else np.inf
     impossible = [k for k, n in counts.items() if n and distribution.get(k, 0.0) == 0]
@@ -70,7 +74,10 @@ def chi_square(
     observed, expected = np.array(list(cells.values()), dtype=np.float64).T
     terms = (observed - expected) ** 2 / expected
     statistic, worst = float(terms.sum()), list(cells)[int(terms.argmax())]
-    return ChiSquare(statistic, degrees, chi_square_tail(statistic, degrees, error), detectable, worst)
+    variation = float(np.abs(observed - expected).sum() / draws / 2)
+    by_chance = float(np.sqrt(2 / np.pi * expected * (1 - expected / draws)).sum() / draws / 2)
+    p_value = chi_square_tail(statistic, degrees, error)
+    return ChiSquare(statistic, degrees, p_value, detectable, worst, variation, by_chance)
 
 
 def chi_square_tail(statistic: float, degrees: int, noncentrality: float = 0.0) -> float:

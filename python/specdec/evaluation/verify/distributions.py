@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,6 +23,7 @@ from .text_check import trouble
 from .verify_settings import SAMPLED_AT_ONCE, Cell, VerifySettings
 
 RANKS = 32  # intervals of the test of ranks; fewer where there are few texts
+PAIRS = 8  # the same for two positions, along either
 PREFIXES = 8  # after how many of the most frequent beginnings the next token is tested
 LEAST = 100  # texts that the test after one beginning needs
 TAILS = (2, 4, 6)  # how many tokens at the end of a prompt make a scene (see ``scenes``)
@@ -35,10 +36,11 @@ class DistributionTest:
     ``tokens`` counts the token at ``position`` of the texts that begin with ``prefix``. ``ranks`` counts, over all
     texts, where the token lies in the order from likely to unlikely: the probability of all likelier tokens together,
     plus a random part of its own, is uniform whatever came before (Rosenblatt 1952). That finds biases for or against
-    likely tokens, also after beginnings that are too rare for a test of their own.
+    likely tokens, also after beginnings that are too rare for a test of their own. ``pairs`` counts the ranks at
+    ``position`` and after it together: given the first, the second is uniform, unless noise was used twice.
     """
 
-    kind: Literal["tokens", "ranks"]
+    kind: Literal["tokens", "ranks", "pairs"]
     scene: int | None  # index into ``DistributionResult.scenes``; None for all of them together
     position: int
     prefix: tuple[int, ...]
@@ -48,10 +50,16 @@ class DistributionTest:
     level: float
     detectable: float  # the relative bias found with power 0.999; infinite where there is only one outcome
     worst: int | None  # the token, or the interval, that adds most to the statistic
+    variation: float  # the total variation between counts and law, over the outcomes of the test
+    by_chance: float  # how large that is on average if the law is right
 
     @property
     def passed(self) -> bool:
         return self.p_value > self.level
+
+    def to_dict(self) -> dict:
+        finite = self.detectable if self.degrees else None  # JSON has no infinity
+        return {**dataclasses.asdict(self), "detectable": finite, "passed": self.passed}
 
 
 @dataclass(frozen=True)
@@ -69,14 +77,11 @@ class DistributionResult:
 
     def to_dict(self) -> dict:
         s = self.stats
-        tests = [{**dataclasses.asdict(test), "passed": test.passed} for test in self.tests]
-        for test in tests:  # JSON has no infinity
-            test["detectable"] = test["detectable"] if test["degrees"] else None
         return {
             **dataclasses.asdict(self.cell),
             **{"scenes": self.scenes, "samples": self.samples, "bugs": len(self.bugs)},
             **{"drafted": s.drafted, "accepted": s.accepted, "alpha": s.alpha, "tau": s.tau},
-            "tests": tests,
+            "tests": [test.to_dict() for test in self.tests],
             "error": self.error,
         }
 
@@ -119,13 +124,22 @@ class DistributionCheck:
         return DistributionResult(cell, [scene.prompt for scene in self._scenes], s.samples, tests, whole, error)
 
 
-def scenes(target: PreTrainedModel, prompts: Sequence[Prompt], settings: VerifySettings) -> list[PlainDistribution]:
+def scenes(
+    target: PreTrainedModel,
+    prompts: Sequence[Prompt],
+    settings: VerifySettings,
+    allowed: torch.Tensor | None = None,
+    usable: Callable[[Prompt], bool] = lambda prompt: True,
+) -> list[PlainDistribution]:
     """The prompts of sampled texts: ends of the given prompts, written twice so that drafters that look back have
     something to propose. Two are taken: the one after which most tokens come often enough to be counted one by one, and
-    the one after which the repeated token has a probability nearest to one half."""
+    the one after which the repeated token has a probability nearest to one half. ``allowed``: see
+    :class:`PlainDistribution`; ``usable`` says which prompts can be taken at all."""
     found = []
     for tail in sorted({tuple(prompt[-n:]) for prompt in prompts for n in TAILS}):
-        distribution = PlainDistribution(target, [*tail, *tail], settings.temperature)
+        if not usable([*tail, *tail]):
+            continue
+        distribution = PlainDistribution(target, [*tail, *tail], settings.temperature, allowed)
         p = distribution.after([()])[0][0, 0].exp()
         counted, again = int((p * settings.samples / 2 >= 25).sum()), p[tail[0]].item()
         found.append((distribution, counted, abs(again - 0.5)))
@@ -151,28 +165,65 @@ def token_tests(
 
 
 def rank_tests(
-    texts: list[list[tuple[int, ...]]], distributions: list[PlainDistribution], level: float
+    texts: list[list[tuple[int, ...]]], distributions: list[PlainDistribution], level: float, pairs: bool = False
 ) -> list[DistributionTest]:
-    """One test of each position, over all texts of all scenes."""
-    length, ranks = max(len(text) for of in texts for text in of), min(RANKS, sum(map(len, texts)) // 25)
-    counts, errors = torch.zeros(length, ranks, dtype=torch.int64), torch.zeros(length, dtype=torch.float64)
+    """One test of each position, over all texts of all scenes; with ``pairs`` also one of each two positions."""
+    whole, errors = _all_ranks(texts, distributions)
+    tests = []
+    for i in range(len(errors)):
+        rank = whole[:, i][~whole[:, i].isnan()]
+        columns = min(RANKS, len(whole) // 25)
+        uniform = dict.fromkeys(range(columns), 1 / columns)
+        counts = _intervals(rank, columns).bincount(minlength=columns)
+        result = chi_square(_counted(counts), uniform, level, 0.5, _tolerance(errors[i], len(rank)))
+        tests.append(_test("ranks", None, i, (), len(rank), result, level))
+    for i in range(len(errors) - 1 if pairs else 0):
+        tests.append(_pair_test(i, whole[:, i : i + 2], errors[i + 1], level))
+    return tests
+
+
+def _pair_test(position: int, ranks: torch.Tensor, error: torch.Tensor, level: float) -> DistributionTest:
+    """Whether the second of two ranks [n, 2] is uniform, whatever the first one is. The first one alone is not, among
+    texts that have a second: where many texts end after a token, few pairs begin with it."""
+    both = ranks[~ranks.isnan().any(1)]
+    columns = max(1, min(PAIRS, int((len(both) / 25) ** 0.5)))
+    first, second = (_intervals(rank, columns) for rank in both.unbind(1))
+    counts = (first * columns + second).bincount(minlength=columns**2).view(columns, columns)
+    begun = [row for row in range(columns) if counts[row].any()]
+    expected = (counts.sum(1, keepdim=True).double() / columns / max(len(both), 1)).expand_as(counts)
+    uniform = {row * columns + i: float(expected[row, i]) for row in begun for i in range(columns)}
+    tolerance = _tolerance(error, len(both))
+    result = chi_square(_counted(counts.flatten()), uniform, level, 0.0, tolerance, max(len(begun), 1))
+    return _test("pairs", None, position, (), len(both), result, level)
+
+
+def _intervals(ranks: torch.Tensor, columns: int) -> torch.Tensor:
+    return (ranks * columns).long().clamp(max=columns - 1)
+
+
+def _counted(counts: torch.Tensor) -> dict[int, int]:
+    return dict(enumerate(counts.tolist()))
+
+
+def _tolerance(squared_errors: torch.Tensor, draws: int) -> float:
+    return (squared_errors / max(draws, 1)).sqrt().item()
+
+
+def _all_ranks(
+    texts: list[list[tuple[int, ...]]], distributions: list[PlainDistribution]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """[n, length] ranks of the tokens of all texts, NaN after a text's end, and [length] the squared errors, summed."""
+    length = max(len(text) for of in texts for text in of)
+    errors, rows = torch.zeros(length, dtype=torch.float64), []
     generator = torch.Generator().manual_seed(0)
     for of, distribution in zip(texts, distributions, strict=True):
-        for size in {len(text) for text in of} - {0}:  # a text is shorter only where faulty logits ended it
+        for size in {len(text) for text in of} - {0}:  # a text is shorter where faulty logits or an end ended it
             alike = [text for text in of if len(text) == size]
             for start in range(0, len(alike), SAMPLED_AT_ONCE):
                 rank, error = _ranks(alike[start : start + SAMPLED_AT_ONCE], distribution, generator)
-                for position, row in enumerate((rank * ranks).long().clamp(max=ranks - 1).T):
-                    counts[position] += row.bincount(minlength=ranks)
+                rows.append(torch.nn.functional.pad(rank, (0, length - size), value=torch.nan))
                 errors[:size] += error
-    tests = []
-    for position in range(length):
-        draws = int(counts[position].sum())
-        tolerance = (errors[position] / draws).sqrt().item()
-        uniform = dict.fromkeys(range(ranks), 1 / ranks)
-        result = chi_square(dict(enumerate(counts[position].tolist())), uniform, level, 0.5, tolerance)
-        tests.append(_test("ranks", None, position, (), draws, result, level))
-    return tests
+    return torch.cat(rows), errors
 
 
 def _ranks(
@@ -188,7 +239,7 @@ def _ranks(
 
 
 def _test(
-    kind: Literal["tokens", "ranks"],
+    kind: Literal["tokens", "ranks", "pairs"],
     scene: int | None,
     position: int,
     prefix: tuple[int, ...],
@@ -197,15 +248,29 @@ def _test(
     level: float,
 ) -> DistributionTest:
     return DistributionTest(
-        kind, scene, position, prefix, draws, result.degrees, result.p_value, level, result.detectable, result.worst
+        kind,
+        scene,
+        position,
+        prefix,
+        draws,
+        result.degrees,
+        result.p_value,
+        level,
+        result.detectable,
+        result.worst,
+        result.variation,
+        result.by_chance,
     )
 
 
 class PlainDistribution:
-    """The target's distribution after one prompt."""
+    """The target's distribution after one prompt, given that each token is an ``allowed`` one ([V] bool; None: all)."""
 
-    def __init__(self, target: PreTrainedModel, prompt: Prompt, temperature: float):
+    def __init__(
+        self, target: PreTrainedModel, prompt: Prompt, temperature: float, allowed: torch.Tensor | None = None
+    ):
         self._target, self._temperature = target, temperature
+        self._barred = None if allowed is None else ~allowed.to(target.device)
         self.prompt = list(prompt)
 
     @torch.inference_mode()
@@ -237,6 +302,8 @@ class PlainDistribution:
     def _log_p(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns what ``after`` does, of these logits [n, m + 1, V]."""
         scaled = logits.double() / self._temperature
+        if self._barred is not None:
+            scaled = scaled.masked_fill(self._barred, -torch.inf)
         log_p = scaled.log_softmax(-1)
         unit = torch.finfo(self._target.dtype).eps * scaled.masked_fill(scaled.isinf(), 0.0)
         return log_p, (log_p.exp() * unit**2).sum(-1).sqrt()

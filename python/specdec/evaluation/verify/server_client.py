@@ -1,0 +1,182 @@
+"""Somebody's server, asked by OpenAI's ``/v1/completions``: which fields it takes, and texts without any filter."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass
+from http.client import HTTPException
+from typing import Any
+from urllib.parse import urlsplit
+
+from ...checks import one_line, refuse
+
+# Fields by which servers weaken or filter tokens when a request says nothing, with values that ask for nothing (of
+# several, the first one that is taken); then those that keep a text going, and those that tell its tokens.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "top_p": (1.0,),
+    "top_k": (-1, 0),
+    "min_p": (0.0,),
+    "typical_p": (1.0,),
+    "repetition_penalty": (1.0,),
+    "repeat_penalty": (1.0,),
+    "presence_penalty": (0.0,),
+    "frequency_penalty": (0.0,),
+}
+TOKEN_IDS = ("return_token_ids", "return_tokens")  # vLLM's; llama.cpp's
+BUSY = (408, 429, 502, 503, 504)
+TRIES = 4
+
+
+class ServerError(ValueError):
+    """A request was not answered. ``status`` is None where there was no answer at all."""
+
+    def __init__(self, url: str, what: str, status: int | None = None):
+        super().__init__(f"url: {url}: {what}")
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One text of a server."""
+
+    text: str
+    ids: tuple[int, ...] | None  # of its tokens, where the server tells them
+    names: tuple[str, ...] | None  # the texts of its tokens, from ``logprobs``
+    ended: bool  # by the model, before max_tokens
+    prompt_tokens: int | None  # as the server counts them
+    tokens: int | None
+
+
+class ServerClient:
+    """
+    Args:
+        url: of the server, with or without ``/v1``.
+        key: for the header Authorization; None: none is sent.
+        model: its name; None: the first one that ``/v1/models`` lists.
+        timeout: seconds that one answer may take.
+
+    Raises:
+        ValueError: names ``url``: it is no http address.
+        ServerError: nothing answers there, or it does not complete texts.
+    """
+
+    def __init__(self, url: str, key: str | None = None, model: str | None = None, timeout: float = 300.0):
+        if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
+            refuse("url", repr(url), "the address of a server, such as http://127.0.0.1:8000")
+        self.url = url.rstrip("/").removesuffix("/v1") + "/v1"
+        self._key, self._timeout = key, timeout
+        self.model = model or self._first_model()
+        self.fields: dict[str, Any] = {}  # optional ones that the server takes
+        self.refused: list[str] = []
+        self.takes_ids, self._ignores_end = True, False
+
+    def probe(self, prompt: Sequence[int], text: str) -> None:
+        """Learns what the server takes, by requests of one token. A field that it refuses cannot be meant by default,
+        or is not known to it, and is left out."""
+        try:
+            self._once(self._body(prompt, text, 1, 0.0, 0))
+        except ServerError as error:
+            if error.status is None or error.status in (401, 403, 404):
+                raise
+            self.takes_ids = False
+            self._once(self._body(prompt, text, 1, 0.0, 0))
+        for name, values in NEUTRAL.items():
+            self._try(name, values, prompt, text)
+        self._ignores_end = self._try("ignore_eos", (True,), prompt, text) is not None
+        self.fields.pop("ignore_eos", None)
+        for name in TOKEN_IDS:
+            answer = self._try(name, (True,), prompt, text)
+            if answer is not None and answer.ids is not None:
+                return
+            self.fields.pop(name, None)
+        answer = self._try("logprobs", (1,), prompt, text)
+        if answer is None or answer.names is None:
+            self.fields.pop("logprobs", None)
+
+    def complete(
+        self, prompt: Sequence[int], text: str, max_tokens: int, temperature: float, seed: int, ignore_end: bool = False
+    ) -> Answer:
+        """The server's continuation of a prompt, which is sent as ``text`` where it takes no token ids. What a busy
+        server refuses is asked again, TRIES times in all.
+
+        Args:
+            ignore_end: goes on after an end token, where the server knows ``ignore_eos``.
+        """
+        body = self._body(prompt, text, max_tokens, temperature, seed)
+        if ignore_end and self._ignores_end:
+            body["ignore_eos"] = True
+        for again in range(TRIES):
+            try:
+                answer = self._once(body)
+                break
+            except ServerError as error:
+                if again == TRIES - 1 or (error.status is not None and error.status not in BUSY):
+                    raise
+                time.sleep(0.5 * 2**again)
+        if answer.prompt_tokens is not None and answer.prompt_tokens != len(prompt):
+            what = f"reads {text[:40]!r} as {answer.prompt_tokens} tokens, the reference's tokenizer as {len(prompt)}"
+            raise ServerError(self.url, what)
+        return answer
+
+    def _try(self, name: str, values: Sequence[Any], prompt: Sequence[int], text: str) -> Answer | None:
+        """The answer with a field, which is kept if there is one."""
+        for value in values:
+            try:
+                answer = self._once({**self._body(prompt, text, 1, 0.0, 0), name: value})
+            except ServerError as error:
+                if error.status is None:
+                    raise
+                continue
+            self.fields[name] = value
+            return answer
+        self.refused.append(name)
+        return None
+
+    def _body(self, prompt: Sequence[int], text: str, max_tokens: int, temperature: float, seed: int) -> dict[str, Any]:
+        asked: Any = list(prompt) if self.takes_ids else text
+        own = {"prompt": asked, "max_tokens": max_tokens, "temperature": temperature, "seed": seed}
+        return {"model": self.model, **own, **self.fields}
+
+    def _once(self, body: dict[str, Any]) -> Answer:
+        told = self._ask("/completions", body)
+        try:
+            choice, usage = told["choices"][0], told.get("usage") or {}
+            ids, log_probs = choice.get("token_ids") or choice.get("tokens"), choice.get("logprobs") or {}
+            names = log_probs.get("tokens") or [each["token"] for each in log_probs.get("content") or ()]
+            return Answer(
+                text=choice["text"],
+                ids=None if ids is None else tuple(map(int, ids)),
+                names=tuple(names) if names else None,
+                ended=choice.get("finish_reason") == "stop",
+                prompt_tokens=usage.get("prompt_tokens"),
+                tokens=usage.get("completion_tokens"),
+            )
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+            raise ServerError(self.url, f"answers what is no completion: {one_line(told, 100)}") from None
+
+    def _first_model(self) -> str:
+        try:
+            return str(self._ask("/models")["data"][0]["id"])
+        except (IndexError, KeyError, TypeError):
+            raise ServerError(self.url, "lists no model; name one (--model)") from None
+
+    def _ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        headers = {"Content-Type": "application/json"}
+        if self._key is not None:
+            headers["Authorization"] = f"Bearer {self._key}"
+        data = None if body is None else json.dumps(body).encode()
+        asked = urllib.request.Request(self.url + path, data, headers)
+        try:
+            with urllib.request.urlopen(asked, timeout=self._timeout) as answer:
+                return json.loads(answer.read())
+        except urllib.error.HTTPError as error:
+            said = one_line(error.read().decode(errors="replace"), 200)
+            raise ServerError(self.url, f"answers {error.code} to {path}: {said}", error.code) from None
+        except TimeoutError:
+            raise ServerError(self.url, f"has not answered {path} for {self._timeout:g} s") from None
+        except (OSError, HTTPException, ValueError) as error:  # refused, reset, cut off, or no JSON
+            raise ServerError(self.url, f"{type(error).__name__}: {one_line(error)}") from None
