@@ -15,10 +15,10 @@ from ...checks import refuse
 from ..cache.kv_cache import StaticKVCache, cache_argument
 from ..exchanged.copied_modules import numbers_in, same_objects
 from ..exchanged.decoder_layers import with_native_layers
+from ..exchanged.elementwise import with_elementwise
 from ..exchanged.huge_pages import move_to_huge_pages, read_whole
 from ..exchanged.linear import is_native, with_native_linear
 from ..exchanged.merged import is_merged_as_before, with_merged
-from ..exchanged.native_parts import with_native_parts
 from .attention import with_attention
 from .compiled import CompiledForward, compiled_copy
 from .layout import Layout
@@ -89,7 +89,7 @@ class Forwards:
     def _copy(self, weights: Sequence[torch.Tensor]) -> None:
         model = with_recurrence(self.model) if self.recurrent else self.model
         linear = with_native_linear(with_merged(with_attention(model, self.attention.name)))
-        self.steps = with_native_layers(with_native_parts(linear, defers=self.attention.defers))
+        self.steps = with_native_layers(with_elementwise(linear, defers=self.attention.defers))
         move_to_huge_pages(read_whole(self.model))
         self.prompts = with_merged(model) if self.attention.only_steps else self.steps
         native = self.attention.is_native and is_native(self.steps)
