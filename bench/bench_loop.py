@@ -1,4 +1,4 @@
-"""Times the decoding loop on pairs of models with random weights: eager, compiled, in CUDA graphs and deferred, against
+"""Times the decoding loop on pairs of models with random weights: eager, in CUDA graphs and deferred, against
 transformers' plain and assisted generation, plain decoding by the same loop, and goals.
 
     python bench/bench_loop.py --device cuda --pair 8b+1b --json bench/results/loop.json
@@ -135,7 +135,6 @@ def assistant_with(draft: PreTrainedModel, num_drafts: int | None) -> PreTrained
 
 
 class Mode(NamedTuple):
-    compiled: bool
     graphs: bool
     deferred: bool
 
@@ -143,7 +142,7 @@ class Mode(NamedTuple):
         return "+".join(name for name, on in zip(self._fields, self, strict=True) if on) or "eager"
 
 
-MODES = {str(m): m for m in (Mode(c, g, d) for c in (False, True) for g in (False, True) for d in (False, True))}
+MODES = {str(m): m for m in (Mode(g, d) for g in (False, True) for d in (False, True))}
 
 
 class Specdec:
@@ -156,7 +155,7 @@ class Specdec:
         self.watch = self.device.type == "cuda" and cell.batch == 1
 
     def open(self) -> None:
-        """Decodes the same texts once before they are timed, so that every shape is compiled and captured."""
+        """Decodes the same texts once before they are timed, so that every shape is captured."""
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         self.decoder.graph_bytes = GRAPH_BYTES if self.mode.graphs else 0
@@ -270,13 +269,12 @@ def contenders(
         for name, k in ((f"assisted K={cell.num_drafts}", cell.num_drafts), ("assisted default", None)):
             theirs.append((name, assistant_with(pair.draft, k)))
     found: list[Transformers | Specdec] = [Transformers(name, cell, pair.target, other) for name, other in theirs]
-    decoders: dict[tuple[bool, bool], SpeculativeDecoder] = {}
+    decoders: dict[bool, SpeculativeDecoder] = {}
     for mode, speculative in itertools.product((MODES[m] for m in modes), (False, True)):
         models = (pair.target, pair.draft, cell.num_drafts) if speculative else (pair.target, None, 0)
-        key = speculative, mode.compiled
-        decoders[key] = decoders.get(key) or SpeculativeDecoder(*models, compile=mode.compiled)
+        decoders[speculative] = decoders.get(speculative) or SpeculativeDecoder(*models)
         name = f"{f'specdec K={cell.num_drafts}' if speculative else 'plain'} {mode}"
-        found.append(Specdec(name, cell, decoders[key], mode))
+        found.append(Specdec(name, cell, decoders[speculative], mode))
     # These compile for minutes on a GPU, so they are the first that a limit of time leaves out.
     return found + [Transformers(f"{name} static", cell, pair.target, other, True) for name, other in theirs]
 
@@ -458,7 +456,7 @@ def main(
         contexts, new_tokens, rounds = "16", 3, 1
     where = report.read_device(device)
     report.read_names("pair", pair, PAIRS)
-    of_device = [name for name, m in MODES.items() if where.type == "cuda" or not (m.compiled or m.graphs)]
+    of_device = [name for name, m in MODES.items() if where.type == "cuda" or not m.graphs]
     asked = of_device if modes is None else report.read_names("modes", modes, MODES)
     sizes, lengths = report.read_integers("batches", batches), report.read_integers("contexts", contexts)
     ks = report.read_integers("num-drafts", num_drafts)

@@ -68,9 +68,6 @@ class PredictedDrafter(Drafter):
         if self.drafter is not None:
             self.drafter.check(target, nodes, most_drafts)
 
-    def compiled(self) -> PredictedDrafter:
-        return PredictedDrafter(None if self.drafter is None else self.drafter.compiled())
-
     def cache_bytes(self) -> int:
         return 0 if self.drafter is None else self.drafter.cache_bytes()
 

@@ -92,8 +92,6 @@ class HeadDrafter(Drafter):
             refuse("draft", f"a head ({head.kind}) that reads the target's keys, with tp", "another drafter")
         if max(head.states) > config.num_hidden_layers:
             refuse("draft", f"a head that reads hidden states {head.states}", f"0 to {config.num_hidden_layers}")
-        if target.is_compiled:
-            refuse("compile", "True with a head, which reads the target's states by hooks", "False")
         for part in (target.model, target.model.base_model):  # raises here what its forwards would raise
             tapped(part, head.states)
         if nodes and self.choices is not None:

@@ -1,4 +1,4 @@
-"""Three ways to run a model's forward over its cache: its modules, these compiled, and what they called, replayed."""
+"""Two ways to run a model's forward over its cache: its modules, and what they called, replayed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import torch
 from specdec_layers import native_threads
 from transformers import PreTrainedModel
 
-from ...checks import refuse
 from ..cache.kv_cache import StaticKVCache, cache_argument
 from ..exchanged.copied_modules import numbers_in, same_objects
 from ..exchanged.decoder_layers import with_native_layers
@@ -20,7 +19,6 @@ from ..exchanged.huge_pages import move_to_huge_pages, read_whole
 from ..exchanged.linear import is_native, with_native_linear
 from ..exchanged.merged import is_merged_as_before, with_merged
 from .attention import with_attention
-from .compiled import CompiledForward, compiled_copy
 from .layout import Layout
 from .recorded import Recordings, is_recordable
 from .recurrent import recurrent_layers, with_recurrence
@@ -126,29 +124,6 @@ class Forwards:
         inputs[self._calls_cache] = cache
         with self._threads():
             return module(input_ids=tokens, attention_mask=mask, use_cache=True, **inputs)
-
-
-class CompiledForwards(Forwards):
-    """Decoding forwards go through ``torch.compile``, with the model's own modules.
-
-    Raises:
-        ValueError: names ``compile``, if the model has recurrent layers.
-    """
-
-    compiled: CompiledForward
-
-    def __init__(self, model: PreTrainedModel, name: str, attention: OwnAttention, largest_id: int | None = None):
-        super().__init__(model, name, attention, largest_id)
-        if self.recurrent:
-            told = f"True for model type {attention.config.model_type!r}"
-            refuse("compile", told, "False for models with recurrent layers")
-
-    def _copy(self, weights: Sequence[torch.Tensor]) -> None:
-        self.steps, self.compiled = compiled_copy(self.model, self.attention.cache_dtype)
-        self.prompts = self.steps
-
-    def step(self, tokens: torch.Tensor, cache: StaticKVCache, layout: Layout) -> torch.Tensor:
-        return self.run(self.compiled, tokens, cache, layout)
 
 
 class RecordedForwards(Forwards):
