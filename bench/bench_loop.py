@@ -1,5 +1,5 @@
 """Times the decoding loop on pairs of models with random weights: eager, in CUDA graphs and deferred, against
-transformers' plain and assisted generation, plain decoding by the same loop, and goals.
+transformers' plain and assisted generation, and plain decoding by the same loop.
 
     python bench/bench_loop.py --device cuda --pair 8b+1b --json bench/results/loop.json
 """
@@ -349,13 +349,6 @@ def tau(windows: Sequence[Window], batch: int) -> float:
 
 # ---- What it is compared with
 
-# Seconds of a step, plain and with four drafts, by the number of sequences, and of a draft's forward for one: goals for
-# the pair 8b+1b after 576 tokens on a card that reads BANDWIDTH. (Those of several sequences count tau as 3.3 and 3.4.)
-GOALS = {1: (5.35e-3, 9.6e-3), 8: (5.76e-3, 10.6e-3), 32: (6.46e-3, 13.9e-3)}
-DRAFT_GOAL, BANDWIDTH = 1.0e-3, 3.05e12
-# The same of one sequence with a draft in 8 bits: a step with four drafts, and a draft's forward.
-GOAL_OF_8_BITS, DRAFT_GOAL_OF_8_BITS = 8.0e-3, 0.65e-3
-
 
 def fastest(speeds: Mapping[str, list[float]], *words: str) -> str | None:
     """By the median of tokens a second, of the methods whose names have all these words."""
@@ -403,32 +396,6 @@ def floors(pair: TunablePair, cell: Cell, ceilings: dict[str, float]) -> dict[st
     return {"bytes": sizes, "seconds": {name: report.floor_seconds(size, ceilings) for name, size in sizes.items()}}
 
 
-def goals(row: Mapping, cell: Cell, bandwidth: float, draft_bits: int | None = None) -> dict[str, bool | None]:
-    """Which goals a row of the pair 8b+1b reaches; None: not measured.
-
-    Args:
-        bandwidth: bytes a second that the device reads. The goals are of the time that BANDWIDTH would take.
-        draft_bits: 8, or None: as its weights were made.
-    """
-    scale = BANDWIDTH / bandwidth
-    steps = {m["name"]: m["step_seconds"] for m in row["methods"]}
-    drafts = [costs["draft"] for costs in row["forwards"].values() if "draft" in costs]
-    plain, drafted = GOALS.get(cell.batch, (None, None))
-    of_draft = DRAFT_GOAL if draft_bits is None else DRAFT_GOAL_OF_8_BITS
-    if draft_bits is not None:
-        drafted = GOAL_OF_8_BITS if cell.batch == 1 else None
-    found = [("a plain step", plain, [s for name, s in steps.items() if name.startswith("plain")])]
-    if cell.num_drafts == 4:
-        found.append(("a step with 4 drafts", drafted, [s for name, s in steps.items() if name.startswith("specdec")]))
-    if cell.batch == 1:
-        found.append(("a draft's forward", of_draft, drafts))
-    return {
-        f"{what} in {1e3 * scale * most:.3g} ms": min(seconds) <= scale * most if seconds else None
-        for what, most, seconds in found
-        if most is not None
-    }
-
-
 def main(
     device: report.DeviceName = "cpu",
     pair: Annotated[str, typer.Option(help=f"one of {', '.join(PAIRS)}")] = "tiny",
@@ -450,7 +417,7 @@ def main(
     quick: report.Quick = False,
     json_path: report.JsonPath = None,
 ) -> None:
-    """Times the loop on pairs with random weights, against transformers, its own modes and its goals."""
+    """Times the loop on pairs with random weights, against transformers and its own modes."""
     start = time.perf_counter()
     if quick:
         contexts, new_tokens, rounds = "16", 3, 1
@@ -477,15 +444,12 @@ def main(
             contenders(tuned, cell, asked, assisted), cell, where, start + limit, 0.1 if quick else 4.0
         )
         row["found"], row["floor"] = judged(row, speeds, cell), floors(tuned, cell, ceilings)
-        named = pair == "8b+1b" and cell.context == 512 and where.type == "cuda"
-        row["reached"] = goals(row, cell, ceilings["read"], draft_bits) if named else {}
         about = {"B": cell.batch, "context": cell.context, "new_tokens": new_tokens, "K": cell.num_drafts}
         results.add({**about, **of_pair, **row})
         title = f"{pair}, B={cell.batch}, context {cell.context}, K={cell.num_drafts}"
         results.show(title, row["methods"], ("name", "tokens_per_second", "step_seconds", "tau", "tokens", "alpha"))
         said = {f"{name}: at least": seconds for name, seconds in row["floor"]["seconds"].items()}
         said |= {f"times {name}": speed for name, speed in row["found"].get("times", {}).items()}
-        said |= {f"reached: {goal}": reached for goal, reached in row["reached"].items()}
         results.say(said | {f"{name}, not measured": reason for name, reason in row["unavailable"].items()})
     results.finish()
 
