@@ -1,5 +1,5 @@
-"""Times the decoding loop on pairs of models with random weights: eager, compiled, in CUDA graphs and deferred, against
-transformers' plain and assisted generation, plain decoding by the same loop, and goals.
+"""Times the decoding loop on pairs of models with random weights: eager, in CUDA graphs and deferred, against
+transformers' plain and assisted generation, and plain decoding by the same loop.
 
     python bench/bench_loop.py --device cuda --pair 8b+1b --json bench/results/loop.json
 """
@@ -135,7 +135,6 @@ def assistant_with(draft: PreTrainedModel, num_drafts: int | None) -> PreTrained
 
 
 class Mode(NamedTuple):
-    compiled: bool
     graphs: bool
     deferred: bool
 
@@ -143,7 +142,7 @@ class Mode(NamedTuple):
         return "+".join(name for name, on in zip(self._fields, self, strict=True) if on) or "eager"
 
 
-MODES = {str(m): m for m in (Mode(c, g, d) for c in (False, True) for g in (False, True) for d in (False, True))}
+MODES = {str(m): m for m in (Mode(g, d) for g in (False, True) for d in (False, True))}
 
 
 class Specdec:
@@ -156,7 +155,7 @@ class Specdec:
         self.watch = self.device.type == "cuda" and cell.batch == 1
 
     def open(self) -> None:
-        """Decodes the same texts once before they are timed, so that every shape is compiled and captured."""
+        """Decodes the same texts once before they are timed, so that every shape is captured."""
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         self.decoder.graph_bytes = GRAPH_BYTES if self.mode.graphs else 0
@@ -270,13 +269,12 @@ def contenders(
         for name, k in ((f"assisted K={cell.num_drafts}", cell.num_drafts), ("assisted default", None)):
             theirs.append((name, assistant_with(pair.draft, k)))
     found: list[Transformers | Specdec] = [Transformers(name, cell, pair.target, other) for name, other in theirs]
-    decoders: dict[tuple[bool, bool], SpeculativeDecoder] = {}
+    decoders: dict[bool, SpeculativeDecoder] = {}
     for mode, speculative in itertools.product((MODES[m] for m in modes), (False, True)):
         models = (pair.target, pair.draft, cell.num_drafts) if speculative else (pair.target, None, 0)
-        key = speculative, mode.compiled
-        decoders[key] = decoders.get(key) or SpeculativeDecoder(*models, compile=mode.compiled)
+        decoders[speculative] = decoders.get(speculative) or SpeculativeDecoder(*models)
         name = f"{f'specdec K={cell.num_drafts}' if speculative else 'plain'} {mode}"
-        found.append(Specdec(name, cell, decoders[key], mode))
+        found.append(Specdec(name, cell, decoders[speculative], mode))
     # These compile for minutes on a GPU, so they are the first that a limit of time leaves out.
     return found + [Transformers(f"{name} static", cell, pair.target, other, True) for name, other in theirs]
 
@@ -351,13 +349,6 @@ def tau(windows: Sequence[Window], batch: int) -> float:
 
 # ---- What it is compared with
 
-# Seconds of a step, plain and with four drafts, by the number of sequences, and of a draft's forward for one: goals for
-# the pair 8b+1b after 576 tokens on a card that reads BANDWIDTH. (Those of several sequences count tau as 3.3 and 3.4.)
-GOALS = {1: (5.35e-3, 9.6e-3), 8: (5.76e-3, 10.6e-3), 32: (6.46e-3, 13.9e-3)}
-DRAFT_GOAL, BANDWIDTH = 1.0e-3, 3.05e12
-# The same of one sequence with a draft in 8 bits: a step with four drafts, and a draft's forward.
-GOAL_OF_8_BITS, DRAFT_GOAL_OF_8_BITS = 8.0e-3, 0.65e-3
-
 
 def fastest(speeds: Mapping[str, list[float]], *words: str) -> str | None:
     """By the median of tokens a second, of the methods whose names have all these words."""
@@ -405,32 +396,6 @@ def floors(pair: TunablePair, cell: Cell, ceilings: dict[str, float]) -> dict[st
     return {"bytes": sizes, "seconds": {name: report.floor_seconds(size, ceilings) for name, size in sizes.items()}}
 
 
-def goals(row: Mapping, cell: Cell, bandwidth: float, draft_bits: int | None = None) -> dict[str, bool | None]:
-    """Which goals a row of the pair 8b+1b reaches; None: not measured.
-
-    Args:
-        bandwidth: bytes a second that the device reads. The goals are of the time that BANDWIDTH would take.
-        draft_bits: 8, or None: as its weights were made.
-    """
-    scale = BANDWIDTH / bandwidth
-    steps = {m["name"]: m["step_seconds"] for m in row["methods"]}
-    drafts = [costs["draft"] for costs in row["forwards"].values() if "draft" in costs]
-    plain, drafted = GOALS.get(cell.batch, (None, None))
-    of_draft = DRAFT_GOAL if draft_bits is None else DRAFT_GOAL_OF_8_BITS
-    if draft_bits is not None:
-        drafted = GOAL_OF_8_BITS if cell.batch == 1 else None
-    found = [("a plain step", plain, [s for name, s in steps.items() if name.startswith("plain")])]
-    if cell.num_drafts == 4:
-        found.append(("a step with 4 drafts", drafted, [s for name, s in steps.items() if name.startswith("specdec")]))
-    if cell.batch == 1:
-        found.append(("a draft's forward", of_draft, drafts))
-    return {
-        f"{what} in {1e3 * scale * most:.3g} ms": min(seconds) <= scale * most if seconds else None
-        for what, most, seconds in found
-        if most is not None
-    }
-
-
 def main(
     device: report.DeviceName = "cpu",
     pair: Annotated[str, typer.Option(help=f"one of {', '.join(PAIRS)}")] = "tiny",
@@ -452,13 +417,13 @@ def main(
     quick: report.Quick = False,
     json_path: report.JsonPath = None,
 ) -> None:
-    """Times the loop on pairs with random weights, against transformers, its own modes and its goals."""
+    """Times the loop on pairs with random weights, against transformers and its own modes."""
     start = time.perf_counter()
     if quick:
         contexts, new_tokens, rounds = "16", 3, 1
     where = report.read_device(device)
     report.read_names("pair", pair, PAIRS)
-    of_device = [name for name, m in MODES.items() if where.type == "cuda" or not (m.compiled or m.graphs)]
+    of_device = [name for name, m in MODES.items() if where.type == "cuda" or not m.graphs]
     asked = of_device if modes is None else report.read_names("modes", modes, MODES)
     sizes, lengths = report.read_integers("batches", batches), report.read_integers("contexts", contexts)
     ks = report.read_integers("num-drafts", num_drafts)
@@ -479,15 +444,12 @@ def main(
             contenders(tuned, cell, asked, assisted), cell, where, start + limit, 0.1 if quick else 4.0
         )
         row["found"], row["floor"] = judged(row, speeds, cell), floors(tuned, cell, ceilings)
-        named = pair == "8b+1b" and cell.context == 512 and where.type == "cuda"
-        row["reached"] = goals(row, cell, ceilings["read"], draft_bits) if named else {}
         about = {"B": cell.batch, "context": cell.context, "new_tokens": new_tokens, "K": cell.num_drafts}
         results.add({**about, **of_pair, **row})
         title = f"{pair}, B={cell.batch}, context {cell.context}, K={cell.num_drafts}"
         results.show(title, row["methods"], ("name", "tokens_per_second", "step_seconds", "tau", "tokens", "alpha"))
         said = {f"{name}: at least": seconds for name, seconds in row["floor"]["seconds"].items()}
         said |= {f"times {name}": speed for name, speed in row["found"].get("times", {}).items()}
-        said |= {f"reached: {goal}": reached for goal, reached in row["reached"].items()}
         results.say(said | {f"{name}, not measured": reason for name, reason in row["unavailable"].items()})
     results.finish()
 

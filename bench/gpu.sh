@@ -152,7 +152,7 @@ part_B() { # how fast is it
   bench step 120 bench_kernels step --device "$device" -V 128256 -K 5 --dtypes bfloat16 --seconds 1 --compile-seconds 60
 }
 part_C() { # decoding
-  local modes=graphs+deferred,graphs,compiled+graphs+deferred
+  local modes=graphs+deferred,graphs
   decode decode-1 180 1 336 "$modes" # 1,008 tokens of each method
   decode decode-8-bits 100 1 112 graphs+deferred --draft-bits 8 --no-assisted
   decode decode-32 160 8,32 64 "$modes"

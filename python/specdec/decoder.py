@@ -75,13 +75,10 @@ class SpeculativeDecoder:
         tree: N, the nodes of a tree of drafts that each step verifies, >= 1; None: chains. ``draft`` must be a drafter
             that proposes trees. ``num_drafts`` is then the most nodes of a path. For a target that cannot be fed a
             tree, a RuntimeWarning says why, and each step drafts the chain that the drafter likes best.
-        compile: whether decoding forwards of the target, and of a draft model or a drafter's model, go through
-            ``torch.compile``, as one graph for all lengths, on a GPU. The first forwards can then take minutes.
 
     Raises:
         ValueError: names the argument, what was given and what is allowed. A model that the loop cannot drive
-            is refused by the name of its type (``specdec.models.supported``). With ``compile``, the first forward of a
-            model that torch.compile cannot take as one graph raises; the model never runs uncompiled instead.
+            is refused by the name of its type (``specdec.models.supported``).
 
     Example:
         >>> from specdec import PromptLookupDrafter, SpeculativeDecoder, load_embedded_pair
@@ -103,14 +100,13 @@ class SpeculativeDecoder:
         confidence: float = 0.0,
         graph_bytes: int = 2 << 30,
         cache_dtype: torch.dtype | None = None,
-        compile: bool = False,
         tree: int | None = None,
     ):
         if not isinstance(num_drafts, AdaptiveDrafts):
             read_count("num_drafts", num_drafts)
         self.num_drafts, self.backend = num_drafts, backend
         self.graph_bytes = read_count("graph_bytes", graph_bytes)
-        self.target = cached_model(target, "target", cache_dtype, compile)
+        self.target = cached_model(target, "target", cache_dtype)
         if not 0 <= confidence < 1:
             refuse("confidence", confidence, "a number from 0 (off) to below 1")
         for name, value in (("d2t", d2t), ("confidence", confidence or None)):
@@ -124,9 +120,9 @@ class SpeculativeDecoder:
         if isinstance(draft, Composite):
             draft = draft.of_target(self.target)
         if draft is None or isinstance(draft, Drafter):
-            self.drafter = draft.compiled() if compile and draft is not None else draft
+            self.drafter = draft
         else:
-            self.drafter = model_drafter(draft, self.target, d2t, confidence, cache_dtype, compile)
+            self.drafter = model_drafter(draft, self.target, d2t, confidence, cache_dtype)
         self._asked_for_trees = tree is not None
         self.nodes = 0 if tree is None else self._read_tree(tree)
         if self.drafter is not None:

@@ -57,18 +57,13 @@ def test_measurements_have_it(tmp_path):
     assert sizes["draft"] < 1.2 and sizes["target"] > 3.9
 
 
-def test_advise_and_roofline(wide):
+def test_advise(wide):
     quick = ("--seconds", 0.1, *SHORT, "-k", 1, "--batch-size", 2, "--prompt-set", "code", "--json")
     of_draft = [
         json.loads(run("advise", wide[1], wide[3], *quick, *bits).stdout)["tried"][0]["memory"]["draft"]
         for bits in ((), EIGHT)
     ]
     assert 0.2 < of_draft[1] / of_draft[0] < 0.5
-    read = [
-        json.loads(run("roofline", "8B", "1B", "--alpha", 0.7, "--json", *bits).stdout)["draft"]["weight_bytes"]
-        for bits in ((), EIGHT)
-    ]
-    assert read == [2, 1]
 
 
 def test_the_doctor_says_what_stays(tmp_path):
@@ -90,7 +85,6 @@ def test_the_doctor_says_what_stays(tmp_path):
         (("serve", *EIGHT, "--drafter", "eagle3"), "--draft-bits: got 8 with --drafter eagle3, allowed: none"),
         (("verify", *EIGHT, "--drafter", "suffix"), "--draft-bits: got 8 with --drafter suffix, allowed: none"),
         (("bench", *EIGHT, "--method", "lookup"), "--draft-bits: got 8 with --method lookup, allowed: none"),
-        (("roofline", "8B", "1B", "--alpha", 0.5, "--draft-bits", 5), "--draft-bits: got 5, allowed: 4, 8, 16 or 32"),
     ],
 )
 def test_what_is_refused(command, told):

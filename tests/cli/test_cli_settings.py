@@ -83,17 +83,15 @@ def test_log_probs(pair):
 def test_compare_gives_its_settings_to_all_methods(monkeypatch, pair):
     seen, filters = [], {"top_k": 30, "top_p": 0.9, "min_p": 0.02}
 
-    def spy(target, draft, prompts, settings, progress, assistant, compile):
-        seen.append((settings, compile))
+    def spy(target, draft, prompts, settings, progress, assistant):
+        seen.append(settings)
         raise ValueError("seed: enough")
 
     monkeypatch.setattr("specdec.evaluation.compare.compare", spy)
     given = {"temperature": 1.1, **filters, "repetition_penalty": 1.3}
     options = [x for name, value in given.items() for x in ("--" + name.replace("_", "-"), value)]
     refused("compare", "x", *options, "--rule", "block", "--max-new-tokens", 9)
-    refused("compare", "x", "--compile")
-    (settings, compile), (_, asked) = seen
-    assert not compile and asked
+    (settings,) = seen
     assert settings == CompareSettings(9, 1.1, **filters, repetition_penalty=1.3, rule="block")
     calls, generate = [], SpeculativeDecoder.generate
     monkeypatch.setattr(SpeculativeDecoder, "generate", lambda *a, **k: calls.append((a, k)) or generate(*a, **k))

@@ -125,8 +125,8 @@ def test_lines_are_found():
     """And one that would not run fails."""
     assert sum(map(len, BLOCKS.values())) > 45
     assert {name for page in PAGES for name, _ in named_in(page)} > {"serve", "chat", "compare"}
-    with pytest.raises(AssertionError, match="--gpus: got 1, with 142 GB"):
-        call(["roofline", "70B", "1B", "--alpha", "0.8", "--gpus", "1"])
+    with pytest.raises(AssertionError, match="--alpha: got 2"):
+        call(["simulate", "--alpha", "2", "--c", "0.05"])
 
 
 @pytest.mark.parametrize("page", [*PAGES, *OTHERS])

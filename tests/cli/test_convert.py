@@ -37,8 +37,6 @@ def test_files_as_target_and_draft(tmp_path):
     how = ("--max-new-tokens", 12, "--device", "cpu")
     pair = run("generate", "in", "--target", tmp_path / "target.gguf", "--draft", tmp_path / "draft.gguf", *how)
     assert pair.stdout == run("generate", "in", "--target", tmp_path / "folder", "--drafter", "none", *how).stdout != ""
-    shape = run("roofline", tmp_path / "target.gguf", tmp_path / "draft.gguf", "--alpha", "0.8", "--json").stdout
-    assert shape
     for options, said in (
         (("--dtype", "bfloat16"), "--dtype: got bfloat16"),
         (("--adapter", "x"), "--adapter: got 'x'"),
@@ -62,7 +60,7 @@ def test_a_job_knows_the_file_again(tmp_path):
     "command",
     [
         *(("generate", "hi", "--target"), ("chat", "--target"), ("serve", "--target"), ("compare", "--target")),
-        *(("verify", "--target"), ("bench", "--target"), ("advise",), ("roofline", "--alpha", "0.8", "1B")),
+        *(("verify", "--target"), ("bench", "--target"), ("advise",)),
     ],
 )
 def test_every_command_takes_one(command):

@@ -13,8 +13,8 @@ from specdec import SpeculativeDecoder, load_embedded_head
 from specdec.drafters.heads import blocks
 from specdec.drafters.heads.blocks import by_group, by_head, rotated
 from specdec.models.exchanged.beside import all_beside
+from specdec.models.exchanged.elementwise import NativeGated
 from specdec.models.exchanged.merged import is_merged_as_before, with_merged
-from specdec.models.exchanged.native_parts import NativeGated
 from specdec.models.exchanged.norms import NativeRMSNorm
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 

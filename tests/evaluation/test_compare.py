@@ -231,23 +231,6 @@ def test_nothing_is_tried_where_the_number_was_given(monkeypatch):
         assert texts == {"plain": 5, "assisted": 5, "specdec": 6} and told[-1][:2] == (17, 17)
 
 
-@pytest.mark.parametrize("compile", (False, True))
-def test_all_of_specdecs_methods_are_compiled_or_none(monkeypatch, compile):
-    monkeypatch.setattr("specdec.models.supported.COMPILED_ON", ("cpu",))
-
-    def stop(methods, *rest):
-        raise ValueError("enough")
-
-    made, make = [], SpeculativeDecoder.__init__
-    monkeypatch.setattr(SpeculativeDecoder, "__init__", lambda self, *a, **k: made.append(self) or make(self, *a, **k))
-    monkeypatch.setattr("specdec.evaluation.compare.play_round", stop)
-    settings = CompareSettings(num_drafts=2, tree=3)
-    with pytest.raises(ValueError, match="enough"):
-        compare(tiny_model(), tiny_model(layers=1), prompts(1, 3, 3), settings, compile=compile)
-    assert [d.nodes for d in made] == [0, 3]
-    assert {m.is_compiled for d in made for m in (d.target, d.drafter.model)} == {compile}
-
-
 def test_short_texts_are_a_methods_own():
     target, draft = tunable_pair(0.3)
     settings = CompareSettings(12, seed=3)

@@ -15,7 +15,7 @@ from specdec import EarlyExitDrafter, SpeculativeDecoder
 from specdec.models.cache.features import BEFORE_NORM, tapped
 from specdec.models.exchanged.decoder_layers import with_native_layers
 from specdec.models.exchanged.deferred import computed, source_of
-from specdec.models.exchanged.native_parts import with_native_parts
+from specdec.models.exchanged.elementwise import with_elementwise
 from specdec.models.exchanged.norms import Sum
 from specdec.models.forward.cached_model import CachedModel
 from support.captured import on_gpu
@@ -66,7 +66,7 @@ def test_which_are_recognised(case):
     assert {name: type(m) for name, m in model.named_modules()} == before
     assert [name for name, _ in fast.named_modules()] == [*before]
     assert [*fast.state_dict()] == [*model.state_dict()]
-    assert not layers_of(with_native_layers(with_native_parts(model)))
+    assert not layers_of(with_native_layers(with_elementwise(model)))
 
 
 @pytest.mark.parametrize("case", TRIED)
@@ -119,7 +119,7 @@ def test_a_sum_is_what_any_other_code_reads():
     def after(of: nn.Module) -> torch.Tensor:
         return of.model.layers[1](of.model.layers[0](x, position_embeddings=cos_sin), position_embeddings=cos_sin)
 
-    plain = with_native_parts(model)
+    plain = with_elementwise(model)
     expected = after(plain)
     with torch.no_grad():
         for norm in (fast.model.norm, plain.model.norm):
@@ -214,7 +214,7 @@ def test_features_are_those_of_plain_layers(states, calls):
     """As heads read them, by hooks on copies of some layers."""
     model, tokens = unhooked(tiny_model("qwen3", layers=3)), torch.tensor(prompts(1, 7, 7))
     seen = []
-    for own in (with_native_parts(model), on_a_cpu(model)):
+    for own in (with_elementwise(model), on_a_cpu(model)):
         copied, taken = tapped(own, states)
         logits = copied(tokens, use_cache=False).logits
         seen.append([logits, *(taken[state] for state in states)])
@@ -286,7 +286,7 @@ def test_gradients_are_the_layers_own(calls):
 def test_arguments_are_the_layers_own(calls):
     """In places, by names, too few and unknown ones."""
     model = unhooked(model_of("qwen3_5_text"))
-    fast, plain = (of(model).model.layers[1] for of in (on_a_cpu, with_native_parts))
+    fast, plain = (of(model).model.layers[1] for of in (on_a_cpu, with_elementwise))
     x, cos_sin = torch.randn(1, 4, 32), (torch.randn(1, 4, 4), torch.randn(1, 4, 4))
     for args, kwargs in (((x, cos_sin), {}), ((x,), {"position_embeddings": cos_sin, "anything": 3}),
                          ((), {"hidden_states": x, "position_embeddings": cos_sin})):  # fmt: skip
@@ -302,7 +302,7 @@ def test_arguments_are_the_layers_own(calls):
 @torch.inference_mode()
 def test_on_a_gpu_they_compute_the_same(case, dtype, calls):
     model = unhooked(model_of(case)).to("cuda", dtype)
-    plain = with_native_parts(model)
+    plain = with_elementwise(model)
     fast = with_native_layers(plain)
     for queries in (1, 2, 5):
         tokens = torch.tensor(prompts(2, queries, queries)).cuda()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from specdec import SpeculativeDecoder
 from specdec.models.cache.tree import Tree
-from specdec.models.exchanged.native_parts import NativeAngles
+from specdec.models.exchanged.elementwise import NativeAngles
 from specdec.models.forward.cached_model import CachedModel
 from support.captured import on_gpu
 from support.models import DECODER, prompts

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 import torch
 from specdec.models.exchanged import norms as module
-from specdec.models.exchanged.native_parts import with_native_parts
+from specdec.models.exchanged.elementwise import with_elementwise
 from specdec.models.exchanged.norms import NativeRMSNorm
 from specdec_layers.backends import operation
 from support.model_types import model_of
@@ -49,9 +49,9 @@ def test_how_many_launches_they_are(case, norms, queries, monkeypatch):
             of(tokens, use_cache=False)
         return launches.made
 
-    before, after = launches(with_native_parts(model)), launches(on_a_cpu(model))
+    before, after = launches(with_elementwise(model)), launches(on_a_cpu(model))
     layers = model.config.num_hidden_layers
-    within = sum(isinstance(m, NativeRMSNorm) for m in with_native_parts(model).model.layers[0].self_attn.modules())
+    within = sum(isinstance(m, NativeRMSNorm) for m in with_elementwise(model).model.layers[0].self_attn.modules())
     assert after["add_rms_norm_triton"] == 2 * layers
     assert before["rms_norm"] == (norms + within) * layers + 1 and after["rms_norm"] == within * layers + 1
     assert before["add.Tensor"] - after["add.Tensor"] == 2 * layers

@@ -3,8 +3,6 @@ before and after the accepted nodes were moved to the front."""
 
 from __future__ import annotations
 
-import functools
-
 import pytest
 import torch
 from specdec import StaticKVCache
@@ -13,9 +11,8 @@ from specdec.models.cache.compaction import Compaction
 from specdec.models.cache.kv_cache import visible_slots
 from specdec.models.cache.recurrent_layer import RecurrentLayer
 from specdec.models.cache.tree import Tree
-from specdec.models.forward import attention, forwards
+from specdec.models.forward import attention
 from specdec.models.forward.cached_model import CachedModel
-from specdec.models.forward.compiled import CompiledForward
 from specdec.models.supported import cached_model, why_no_trees
 from support.attending import by_blocks
 from support.feeding import feed, full_logits
@@ -233,16 +230,6 @@ def test_flex_attention_sees_the_same(case, monkeypatch):
     monkeypatch.setattr("specdec.models.forward.step_attention.MAX_QUERIES", 16)
     assert_paths(CachedModel(model, attention="flex"), steps=(BROAD,))
     assert not calls
-
-
-@pytest.mark.nightly
-def test_a_compiled_forward_takes_trees(monkeypatch):
-    """Dynamo's graphs are run as they are, so this says that the mask is all that a tree changes."""
-    torch._dynamo.reset()
-    eager = functools.partial(CompiledForward, backend="eager")
-    monkeypatch.setattr(forwards, "compiled_copy", lambda model, dtype: (model, eager(model)))
-    assert_paths(CachedModel(tiny_model("gemma3"), compile=True))
-    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize("case", NO_TREES)

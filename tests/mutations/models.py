@@ -245,7 +245,7 @@ MUTATIONS: list[Mutation] = [
     ),
     *mutations(
         "python/specdec/models/exchanged/norms.py",
-        "tests/models/test_native_parts.py",
+        "tests/models/test_elementwise_modules.py",
         {
             "norms-are-what-looks-like-them": ("torch.allclose(found, own, rtol=1e-5, atol=1e-6)", "True"),
             "norms-round-where-others-do": ("bool(first < late)", "bool(first > late)"),

@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 import pytest
 import torch
-from specdec.models.exchanged import linear, native_parts, norms, product
+from specdec.models.exchanged import elementwise, linear, norms, product
 from specdec.models.exchanged.decoder_layers import NativeLayer, with_native_layers
+from specdec.models.exchanged.elementwise import with_elementwise
 from specdec.models.exchanged.merged import with_merged
-from specdec.models.exchanged.native_parts import with_native_parts
 from specdec_layers import (
     Packing,
     add_linear,
@@ -32,7 +32,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def on_a_cpu(model: M) -> M:
-    return with_native_layers(with_native_parts(model), "cpu")
+    return with_native_layers(with_elementwise(model), "cpu")
 
 
 def layers_of(model: nn.Module) -> list[NativeLayer]:
@@ -100,8 +100,8 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         (product, "linear", by_definition), (product, "norm_linear", norm_linear), (product, "add_linear", add_linear),
         (norms, "rms_norm", by_triton(rms_norm, "offset", "round_first")),
         (norms, "add_rms_norm", by_triton(add_rms_norm, *sums)),
-        (native_parts, "rotate", by_triton(rotate)), (native_parts, "gated", by_name),
-        (native_parts, "rope_angles", angles),
+        (elementwise, "rotate", by_triton(rotate)), (elementwise, "gated", by_name),
+        (elementwise, "rope_angles", angles),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, counted(name, own))
     for module in (product, linear, norms):

@@ -22,7 +22,6 @@ from .layout import UNLIMITED
 from .merge_command import merge
 from .option_groups import GroupedCommand
 from .report_command import report
-from .roofline_command import roofline
 from .serve_command import ENVIRONMENT, serve
 from .simulate_command import simulate
 from .train_heads_command import train_heads
@@ -44,7 +43,6 @@ COMMANDS = {  # and what the list of all commands says of each, in 41 columns: i
     report: "Makes a page of what bench measured.",
     verify: "Checks that texts are the target's own.",
     simulate: "Predicts a speed-up from alpha and c.",
-    roofline: "Predicts a pair's speed on a GPU.",
     doctor: "Says what can run on this machine.",
     bench: "Measures every method, and the fastest K.",
     convert: "Makes a model's folder of a GGUF file.",

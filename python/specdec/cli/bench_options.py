@@ -41,7 +41,6 @@ class MethodOptions:
         None, "Repeatable: nodes of trees; of other methods than tree, beside their chains.", metavar="N"
     )
     exit_layers: int | None = option(*drafting.EXIT_LAYERS)
-    compile: bool = option(False, "specdec's methods, plain among them, use torch.compile.", "--compile")
 
 
 @dataclass(frozen=True)

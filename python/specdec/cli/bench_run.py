@@ -118,7 +118,7 @@ class BenchRun:
             assistant = loaded.draft
         short = {short_name(name): drafter for name, drafter in drafters.items()}
         settings = self.settings
-        maker = Maker(loaded.target, short.__getitem__, assistant, settings.max_new_tokens, self.measured.compile)
+        maker = Maker(loaded.target, short.__getitem__, assistant, settings.max_new_tokens)
         done = [(each["setting"], each["round"]) for each in folder.rounds]
         prompts = self._prompts(loaded)
         session = Session(loaded.target, maker.make, grid, prompts, settings, done)
@@ -133,8 +133,7 @@ class BenchRun:
         if folder.rounds:
             remark(f"{len(folder.rounds)} rounds are in {str(folder.path)!r}: going on")
         _warn_of_threads(session)
-        compiled = self.measured.compile and self.settings.warm_up < 2  # in the one run that was timed
-        takes = about(None if compiled else session.seconds)
+        takes = about(session.seconds)
         remark(f"{len(session.units)} rounds of {session.cells} ways to decode{takes}")
         before = len(folder.rounds)
         with progress("measuring") as show:
@@ -175,7 +174,7 @@ class BenchRun:
                 "methods": [short_name(name) for name in self.methods],
                 **{name: value for name, value in self.axes._asdict().items() if name != "filters"},
                 **self.axes.filters,
-                **{"exit_layers": self.measured.exit_layers, "compile": self.measured.compile, **self.at.all_bits},
+                **{"exit_layers": self.measured.exit_layers, **self.at.all_bits},
                 **{"max_new_tokens": settings.max_new_tokens, "seed": settings.seed},
                 "prompts": hashlib.blake2b(prompts, digest_size=16).hexdigest(),
                 **fingerprints(paths),
@@ -189,7 +188,7 @@ class BenchRun:
             },
             "settings": {
                 **dataclasses.asdict(settings),
-                **{"compile": self.measured.compile, **self.at.all_bits},
+                **self.at.all_bits,
                 "chat": any(question.chat for question in self.questions),
             },
             "prompts": [{"id": p.id, "category": p.category, "tokens": len(p.tokens)} for p in session.prompts],

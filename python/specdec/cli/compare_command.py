@@ -40,7 +40,6 @@ class MeasureOptions:
 
     max_new_tokens: int = option(64, "Of each text.")
     seed: int = option(0, "Of the first text; text i uses seed + i.")
-    compile: bool = option(False, "specdec uses torch.compile.", "--compile")
     repeats: int = option(5, "Rounds; ratios are taken within each.")
     as_json: bool = options.as_json()
 
@@ -66,9 +65,8 @@ def compare(
     lookup with --drafter lookup or suffix; with other drafters it is left out. Each uses the number of drafts a step
     that is fastest here, which short rounds find; with -k both use that number, or for auto transformers its own way to
     choose it. With --tree N, or --drafter tree, trees of the same drafter are measured beside its chains
-    ("specdec-tree"), and -k is the length of their longest paths. With --compile only specdec is compiled, which takes
-    minutes the first time and does not count; transformers is as it is for those who call generate. Exits with 1 if a
-    greedy text of specdec differs from the plain one by more than rounding explains.
+    ("specdec-tree"), and -k is the length of their longest paths. Exits with 1
+    if a greedy text of specdec differs from the plain one by more than rounding explains.
     """
     drafts = drafts.chosen(at)
     drafts.check(at)
@@ -95,7 +93,7 @@ def compare(
         if parts_of(drafts.drafter)[-1] in ("model", "tree") and loaded.same_size:
             assistant = loaded.draft
         proposer = loaded.drafter(drafts.drafter, drafts.exit_layers)
-        comparison = compare(loaded.target, proposer, prompts, settings, show, assistant, asked.compile)
+        comparison = compare(loaded.target, proposer, prompts, settings, show, assistant)
     if asked.as_json:
         typer.echo(json.dumps(comparison.to_dict()))
     else:

@@ -66,5 +66,5 @@ def begun(
         corpus = written.corpus(loaded)
         run = training_options.fitted(run, loaded, corpus, covered) if own else run
         prompts = texts.judging(loaded, results.judged)
-        with results.kept(), results.logging() as logged:
-            yield Begun(loaded, corpus, run, prompts, Watch(show, stopped, logged, remark))
+        with results.kept():
+            yield Begun(loaded, corpus, run, prompts, Watch(show, stopped, remark))

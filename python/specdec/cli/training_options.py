@@ -6,7 +6,7 @@ import json
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from ..training.model_card import Card
     from ..training.settings import DistillSettings
     from ..training.texts import Corpus
-    from ..training.trainer import Logged
 
 EVENING = 120  # minutes
 MOST_STEPS, ROUNDS = 100_000, 12  # of a training that minutes limit; how often it sees each text at most
@@ -145,9 +144,6 @@ class TrainedOptions:
     judged: int = option(32, "Held-out prompts that it is judged by.")
     source: str = option("not said", "Where the data is from, for the model card.")
     licence: str = option("not said", "Of the data, for the model card.")
-    tensorboard: bool = option(
-        False, "Write the log for it, too: tensorboard --logdir OUTPUT/training", "--tensorboard"
-    )
     as_json: bool = as_json()
 
     @property
@@ -178,14 +174,6 @@ class TrainedOptions:
             told = f"stopped: {error}. What there was is in {str(self.output)!r}; the same command goes on"
             remark(told, "red")
             raise typer.Exit(STOPPED) from error
-
-    def logging(self) -> AbstractContextManager[Logged]:
-        """What is to be called with each line of the log."""
-        if not self.tensorboard:
-            return nullcontext(lambda row: None)
-        from ..training.curves import board
-
-        return board(self.output)
 
     def show(self, done: Any, show: Callable[[Any, int], None]) -> None:
         """Prints what came of a training, by ``show`` if not as JSON. None: it was stopped, which ends the command."""

@@ -9,7 +9,6 @@ from typing import TypeVar
 import torch
 
 from ..checks import is_failure, refuse
-from ..models.forward.compiled import NotCompiled
 from ..result import error_text
 from .protocol import BatchState, Drafter, Drafts, DraftSession, Step
 
@@ -83,7 +82,7 @@ class GuardedSession:
         try:
             return call()
         except BaseException as error:  # a drafter can raise anything, and the text does not need it
-            if self.raising or isinstance(error, NotCompiled) or not is_failure(error):
+            if self.raising or not is_failure(error):
                 raise
             self._drop(error)
             return None

@@ -79,7 +79,6 @@ def model_drafter(
     d2t: torch.Tensor | Sequence[int] | None = None,
     confidence: float = 0.0,
     cache_dtype: torch.dtype | None = None,
-    compile: bool = False,
 ) -> ModelDrafter:
     """Returns a drafter with the model ``draft`` for this target; the arguments are those of ``SpeculativeDecoder``.
 
@@ -88,7 +87,7 @@ def model_drafter(
     """
     if cache_dtype is not None and cache_dtype.itemsize >= computing_dtype(draft).itemsize:
         cache_dtype = None  # the draft's keys are not wider than this
-    model, columns = cached_model(draft, "draft", cache_dtype, compile, target.vocab_size), None
+    model, columns = cached_model(draft, "draft", cache_dtype, target.vocab_size), None
     ids: torch.Tensor | None = None
     if d2t is None and (d2t := reduced_ids(draft)) is None:
         d2t = ids_of_pair(target.model, draft)

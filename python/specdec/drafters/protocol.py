@@ -17,7 +17,6 @@ A drafter that raises, or returns what verification would refuse, is dropped for
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -300,14 +299,6 @@ class Drafter(ABC):
 
     def check(self, target: CachedModel, nodes: int, most_drafts: int) -> None:
         """Raises ValueError if it cannot draft for this target, or no trees of N nodes (0: chains) and paths of K."""
-
-    def compiled(self) -> Drafter:
-        """Returns a copy with its model compiled; itself if it has none."""
-        if self.model is None:
-            return self
-        drafter = copy.copy(self)
-        drafter.model = self.model.compiled()
-        return drafter
 
     def cache_bytes(self) -> int:
         """Returns the bytes that its caches take for each token of a sequence."""

@@ -136,7 +136,6 @@ def compare(
     settings: CompareSettings | None = None,
     progress: Tell = silent,
     assistant: PreTrainedModel | Literal["lookup"] | None = None,
-    compile: bool = False,
 ) -> Comparison:
     """Continues every prompt, one at a time, with the target alone (``plain``), with transformers' assisted
     generation (``assisted``) and with specdec, in turns, ``repeats`` rounds.
@@ -155,7 +154,6 @@ def compare(
         progress: called with how many texts there are of how many, and of what kind the next ones are.
         assistant: for transformers: a model, or its prompt lookup. None: ``draft`` if that is a model; if it is not,
             ``assisted`` is left out. So it is, with a warning, for a target that transformers does not assist.
-        compile: whether specdec decodes with compiled forwards. Compiling them is a part of warming up.
 
     Raises:
         ValueError: as ``SpeculativeDecoder``; also where ``prompts`` is empty.
@@ -163,7 +161,7 @@ def compare(
     settings = settings or CompareSettings()
     if not prompts:
         refuse("prompts", "none", "at least one")
-    groups = _contenders(target, draft, settings, assistant, compile)
+    groups = _contenders(target, draft, settings, assistant)
     plain, few = TransformersMethod(target, None, settings), prompts[:FEW_PROMPTS]
     ours = [m for group in groups for m in group if isinstance(m, SpecdecMethod) and m.name == OURS]
     short = [[method.shortened(SHORT_TEXT) for method in methods] for methods in groups]
@@ -200,7 +198,6 @@ def _contenders(
     draft: PreTrainedModel | Drafter | None,
     settings: CompareSettings,
     assistant: PreTrainedModel | Literal["lookup"] | None,
-    compile: bool,
 ) -> list[Sequence[Contender]]:
     """The methods of which one each is measured beside ``plain``: those of transformers, ours, and our trees."""
     asked = settings.num_drafts
@@ -211,10 +208,10 @@ def _contenders(
         numbers = (None,) if isinstance(asked, AdaptiveDrafts) else (*CANDIDATES, None) if asked is None else (asked,)
         groups.append([TransformersMethod(target, assistant, settings, k) for k in numbers])
     lengths = (*CANDIDATES, AdaptiveDrafts()) if asked is None else (asked,)
-    groups.append([SpecdecMethod(target, draft, k, settings, compile=compile) for k in lengths])
+    groups.append([SpecdecMethod(target, draft, k, settings) for k in lengths])
     if settings.tree is not None:
         depths = PATHS if asked is None else (asked,)
-        groups.append([SpecdecMethod(target, draft, k, settings, settings.tree, compile) for k in depths])
+        groups.append([SpecdecMethod(target, draft, k, settings, settings.tree) for k in depths])
     return groups
 
 

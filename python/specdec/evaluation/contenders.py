@@ -106,7 +106,6 @@ class SpecdecMethod:
         num_drafts: int | AdaptiveDrafts,
         settings: CompareSettings,
         tree: int | None = None,
-        compile: bool = False,
     ):
         self.name = OURS if tree is None else f"{OURS}-tree"
         self.setting: dict[str, int | str] = {
@@ -114,7 +113,7 @@ class SpecdecMethod:
         }
         if tree is not None:
             self.setting["tree"] = tree
-        self.decoder = SpeculativeDecoder(target, draft, num_drafts, tree=tree, compile=compile)
+        self.decoder = SpeculativeDecoder(target, draft, num_drafts, tree=tree)
         self._settings, self._eos = settings, sorted(read_eos(None, target))
 
     def run(self, prompts: Sequence[Prompt], seed: int) -> Run:

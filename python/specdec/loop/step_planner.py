@@ -40,10 +40,9 @@ class StepPlanner:
         drafter = config.drafter
         self._end = None if drafter is None else drafter.max_length
         self._reads_only_filled = config.target.reads_only_filled and (drafter is None or drafter.reads_only_filled)
-        # Where K adapts, steps have few more rows than are in use. A compiled forward has the number of rows as a
-        # constant. On a GPU each number takes kernels and graphs.
+        # Where K adapts, steps have few more rows than are in use. On a GPU each number takes kernels and graphs.
         self._buckets: RowBuckets | None = None
-        if config.num_drafts.adapts and not config.target.is_compiled:
+        if config.num_drafts.adapts:
             self._buckets = RowBuckets(config.size, 4 if config.graphs is not None else 2)
         self.varies_rows = self._buckets is not None
 

@@ -12,9 +12,9 @@ from transformers import PreTrainedModel
 
 from .exchanged.beside import all_beside
 from .exchanged.decoder_layers import NativeLayer, with_native_layers
+from .exchanged.elementwise import NativeAngles, NativeGated
 from .exchanged.int8_linear import Int8Linear, LastInt8Linear
 from .exchanged.linear import LastLinear, NativeLinear
-from .exchanged.native_parts import NativeAngles, NativeGated
 from .exchanged.native_setting import SETTING, is_wanted
 from .exchanged.norms import NativeRMSNorm
 from .exchanged.product import MOST_ROWS, MOST_ROWS_INT8, UNIT, has_kernel

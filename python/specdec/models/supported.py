@@ -38,14 +38,11 @@ MASKED_ATTENTION = ("sdpa", "eager")
 # Adapters that act outside of the model's modules: in the wrapper's forward, or by an extra forward before each.
 _ADAPTERS_OUTSIDE = ("ADAPTION_PROMPT", "POLY", "XLORA")
 
-COMPILED_ON = ("cuda",)  # devices; forwards on a CPU are recorded, which takes no minutes and gives the same bits
-
 
 def cached_model(
     model: torch.nn.Module,
     name: str,
     cache_dtype: torch.dtype | None = None,
-    compile: bool = False,
     fed_vocabulary: int | None = None,
 ) -> CachedModel:
     """Checks ``model`` and returns it as a ``CachedModel``.
@@ -54,15 +51,15 @@ def cached_model(
         model: a ``PreTrainedModel``, or a ``peft`` model around one. The adapters that are active when ``generate``
             runs are used.
         name: the name of the caller's argument, for errors.
-        cache_dtype, compile, fed_vocabulary: as in :class:`~specdec.models.forward.cached_model.CachedModel`.
+        cache_dtype, fed_vocabulary: as in :class:`~specdec.models.forward.cached_model.CachedModel`.
 
     It warns once of a dtype in which this CPU is slow (``slow_dtype``).
 
     Raises:
         ValueError: the model is not a causal LM, it is an encoder-decoder, it has a state that cannot be rewound, it is
             in training mode, its attention takes no 4-D mask, its weights are spread, sharded or offloaded, its
-            adapters act outside of its modules, it is of an unknown type and its cached forward differs from its
-            full forward, or ``compile`` is True on a device where it is of no use.
+            adapters act outside of its modules, or it is of an unknown type and its cached forward differs from its
+            full forward.
     """
     warn_if_untested()
     refuse_unloaded(name, model)
@@ -82,10 +79,6 @@ def cached_model(
     led = leader_of(model)
     if led is None:
         _require_one_device(model, name)
-    if compile and led is not None:
-        refuse("compile", "True with tp", "False for models over several devices")
-    if compile and model.device.type not in COMPILED_ON:
-        refuse("compile", f"True on {model.device.type!r}", f"False; what it is for is {', '.join(COMPILED_ON)}")
     _check_modules(whole, name)
     if led is not None:
         from .ranks.sharded import ShardedModel
@@ -93,7 +86,7 @@ def cached_model(
         return ShardedModel(model, name, cache_dtype, *led)
     if whole is not model or not _is_known(model):
         check_against_full_forward(model, name, whole)
-    found = CachedModel(model, name, "auto", cache_dtype, compile, fed_vocabulary)
+    found = CachedModel(model, name, "auto", cache_dtype, fed_vocabulary)
     warn_if_slow(found.dtype, found.device, name)
     return found
 

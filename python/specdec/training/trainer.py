@@ -31,7 +31,6 @@ from .trainer_checkpoint import load_checkpoint, save_checkpoint
 WEIGHT_DECAY, BETAS = 0.05, (0.9, 0.98)
 LAST_RATE = 0.02  # of the peak, at the end
 TRIED, JUDGED = 3, 8  # where minutes limit a training: steps that are tried, and judgements that it has
-Logged = Callable[[dict[str, Any]], None]
 RUN = "training"  # the folder of checkpoint and log, in that of what is trained
 CHECKPOINT, BEST, LOG = "checkpoint.safetensors", "best.safetensors", "log.jsonl"
 
@@ -47,13 +46,11 @@ class Watch:
     Attributes:
         told: called with how many steps there are of how many, and how it goes.
         stopped: asked after each step: whether to stop, and to go on another time.
-        logged: called with each line of the log, after it was written.
         say: called with what is to be known before anything is trained, such as what a reduced vocabulary costs.
     """
 
     told: Callable[[int, int, str], None] = lambda done, total, what: None
     stopped: Callable[[], bool] = lambda: False
-    logged: Logged = lambda row: None
     say: Callable[[str], None] = lambda words: None
 
 
@@ -139,7 +136,7 @@ class Trainer:
             self._cut(log)
             if not self.progress.before:
                 began = time.perf_counter()
-                watch.logged(self._judge(log, None))
+                self._judge(log, None)
                 self._limit(watch, time.perf_counter() - began)
                 self._save()
             losses: list[float] = []
@@ -150,7 +147,7 @@ class Trainer:
                 self.progress.step += 1
                 watch.told(at + 1, self.progress.steps, self._words(losses[-1]))
                 if self.progress.step % self._every == 0 or self.done:
-                    watch.logged(self._judge(log, sum(losses) / len(losses)))
+                    self._judge(log, sum(losses) / len(losses))
                     losses = []
                     self._save()
             self._save()
@@ -235,8 +232,8 @@ class Trainer:
         fall = 0.5 + 0.5 * math.cos(math.pi * step / self.progress.steps)
         return min(1.0, (step + 1) / max(self._settings.warm_up, 1)) * max(fall, LAST_RATE)
 
-    def _judge(self, log: LineFile, loss: float | None) -> dict[str, Any]:
-        """Returns a line of the log, which it has written, and keeps the weights if they are the best so far."""
+    def _judge(self, log: LineFile, loss: float | None) -> None:
+        """Writes a line of the log, and keeps the weights if they are the best so far."""
         progress = self.progress
         self.draft.eval()
         found = self._worth()
@@ -249,7 +246,6 @@ class Trainer:
         row: dict[str, Any] = {"step": progress.step, "loss": loss, "seconds": progress.seconds}
         row |= {"tokens": progress.tokens, "held_out": [dataclasses.asdict(w) for w in found], **self._noted()}
         log.append(row)
-        return row
 
     def _worth(self) -> list[Worth]:
         return worth(self.draft, self._written, self._settings.num_drafts)

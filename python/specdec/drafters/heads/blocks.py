@@ -16,7 +16,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEm
 
 from ...checks import one_line, refuse
 from ...models.cache.kv_cache import StaticKVCache
-from ...models.exchanged.native_parts import has_parts
+from ...models.exchanged.elementwise import has_elementwise
 from ...models.exchanged.norms import computes
 from ...models.forward.attention import says_slots
 from .fields import OF_LAYERS, check_fields
@@ -170,7 +170,7 @@ def by_group(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, ma
 def rotated(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
     """Returns x [n, q, H, D] rotated to its positions, as [n, H, q, D]."""
     (cos, sin), x = rotation, x.transpose(1, 2)
-    if computes(x) and has_parts(x.device.type) and cos.dtype == x.dtype:
+    if computes(x) and has_elementwise(x.device.type) and cos.dtype == x.dtype:
         return rotate(x, cos, sin)
     return x * cos[:, None] + rotate_half(x) * sin[:, None]
 

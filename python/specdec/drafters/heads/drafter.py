@@ -10,8 +10,8 @@ import torch
 from ...checks import refuse
 from ...models.cache.features import tapped
 from ...models.cache.kv_cache import visible_slots
+from ...models.exchanged.elementwise import with_elementwise
 from ...models.exchanged.merged import with_merged
-from ...models.exchanged.native_parts import with_native_parts
 from ...models.forward.cached_model import CachedModel
 from ...models.forward.layout import Layout
 from ...models.forward.prefill import PREFILL_TOKENS, PrefillChunk
@@ -69,7 +69,7 @@ class HeadDrafter(Drafter):
         """Returns the head with operations of our own in place of what they compute. It is kept, since with it goes the
         memory in which weights lie beside each other."""
         head = with_fused_attention(self.head)
-        self._steps = with_native_parts(with_merged(head, names=head.beside), defers=head.fuses)
+        self._steps = with_elementwise(with_merged(head, names=head.beside), defers=head.fuses)
         return self._steps
 
     @property
@@ -94,8 +94,6 @@ class HeadDrafter(Drafter):
             refuse("draft", f"a head ({head.kind}) that reads the target's keys, with tp", "another drafter")
         if max(head.states) > config.num_hidden_layers:
             refuse("draft", f"a head that reads hidden states {head.states}", f"0 to {config.num_hidden_layers}")
-        if target.is_compiled:
-            refuse("compile", "True with a head, which reads the target's states by hooks", "False")
         for part in (target.model, target.model.base_model):  # raises here what its forwards would raise
             tapped(part, head.states)
         if nodes and self.choices is not None:

@@ -13,7 +13,6 @@ from .new_draft import NewDraft, describe, pays_from
 from .prediction import Prediction
 from .tried import Tried
 
-ANSWERS = ("speculate", "plain", "threads", "copies")
 NOTHING_MORE = (
     "Sampled texts and several sequences at a time were not measured: with sampling fewer drafts are accepted as a "
     "rule, and the more sequences there are, the more a forward over drafts costs."

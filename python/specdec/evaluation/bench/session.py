@@ -218,15 +218,12 @@ class Maker:
     Attributes:
         drafter: returns the drafter of a name. It is asked once for each name.
         assistant: for transformers' assisted generation.
-        compile: whether specdec's methods, plain decoding among them, decode with compiled forwards. transformers'
-            are eager, as they are for those who call ``generate``.
     """
 
     target: PreTrainedModel
     drafter: Callable[[str], Drafter | None]
     assistant: PreTrainedModel | Literal["lookup"] | None
     max_new_tokens: int
-    compile: bool = False
     _drafters: dict[str, Drafter | None] = field(default_factory=dict)
 
     def make(self, cell: BenchCell) -> Contender:
@@ -238,10 +235,10 @@ class Maker:
             number = cell.num_drafts if isinstance(cell.num_drafts, int) else None
             return TransformersMethod(self.target, self.assistant, settings, number)
         if cell.method == PLAIN:
-            return SpecdecMethod(self.target, None, 0, settings, compile=self.compile)
+            return SpecdecMethod(self.target, None, 0, settings)
         if cell.method not in self._drafters:
             self._drafters[cell.method] = self.drafter(cell.method)
         k = cell.num_drafts if isinstance(cell.num_drafts, int) else AdaptiveDrafts()
-        made = SpecdecMethod(self.target, self._drafters[cell.method], k, settings, cell.tree, self.compile)
+        made = SpecdecMethod(self.target, self._drafters[cell.method], k, settings, cell.tree)
         made.decoder.read_rule(cell.rule)  # refuses a rule that these drafts do not know, before anything runs
         return made

@@ -177,12 +177,6 @@ class StaticKVCache(Cache):
             for row, own in zip(rows, taken, strict=True):
                 states[row].copy_(own)
 
-    def show(self, mask: torch.Tensor, columns: int) -> None:
-        """Sets how many slots the next forward of so many tokens sees, and leaves the slots to which it writes as they
-        are. The number is taken from a shape, which can be symbolic in a compiled forward: an attribute would become a
-        constant of its graph."""
-        self._writer.visible = mask.shape[-1] - (columns if mask.dim() == 2 else 0)
-
     def compact(self, path: torch.Tensor) -> None:
         """Moves what is stored of the accepted nodes of each sequence's tree to the slots after the root's, which is
         slot ``lengths``: where they would be, had they been fed as text. ``lengths`` stays as it is. Nothing waits for
@@ -250,11 +244,6 @@ class StaticKVCache(Cache):
 
     def _windows(self) -> list[torch.Tensor]:
         return [window for layer in self.recurrent for window in layer.windows()]
-
-    def index_rows(self) -> list[torch.Tensor]:
-        """Computes and returns the storage rows that the layers write to, so that a compiled forward finds them."""
-        heads = {layer.keys.shape[1] for layer in self.layers if layer.is_initialized}
-        return [self._writer.index(num_heads) for num_heads in sorted(heads)]
 
 
 def check_cache_dtype(dtype: torch.dtype | None, computes: torch.dtype) -> None:

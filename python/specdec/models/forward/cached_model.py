@@ -15,7 +15,7 @@ from ..cache.tree import Tree
 from ..exchanged.stored_weights import computing_dtype
 from ..machine.free_memory import free_memory
 from .attention_choice import choose
-from .forwards import CompiledForwards, Forwards, RecordedForwards
+from .forwards import Forwards, RecordedForwards
 from .layout import Layout
 from .max_length import max_length
 from .prefill import PREFILL_TOKENS, OnLogits, PrefillChunk, Reading
@@ -34,11 +34,9 @@ class CachedModel:
         attention: "auto", "model", "flex", "native" or "fused" (``attention_choice.choose``). Flex and fused serve
             decoding steps; prompts are then read with the model's own attention.
         cache_dtype: the dtype to which its caches round keys and values; None: they are stored as computed.
-        compile: decoding forwards go through ``torch.compile``, with the model's own modules. Prefill runs uncompiled,
-            because every prompt has its own length and runs once.
         fed_vocabulary: the ids that the model is fed are below this. An id beyond its embedding is replaced by the
             embedding's last one. None: the embedding covers all ids.
-        forwards: the kind of ``Forwards`` that runs the modules; None: ``compile`` and the device decide.
+        forwards: the kind of ``Forwards`` that runs the modules; None: the device decides.
 
     Attributes:
         attention: of decoding forwards.
@@ -49,11 +47,10 @@ class CachedModel:
         reads_only_filled: whether a step's attention reads only the stored slots, whatever ``visible`` is.
         slot_step: capacities should be multiples of this many slots, because flex attention is compiled for each one.
         lacks_trees: why the model cannot be fed a tree, whatever its mask; None: it can.
-        is_compiled: whether decoding forwards go through ``torch.compile``.
         is_sharded: whether other ranks have parts of the weights, and of keys and values (``sharded``).
 
     Raises:
-        ValueError: names ``attention``, ``cache_dtype`` or ``compile``, what was given and what is allowed.
+        ValueError: names ``attention`` or ``cache_dtype``, what was given and what is allowed.
     """
 
     is_sharded = False
@@ -64,7 +61,6 @@ class CachedModel:
         name: str = "model",
         attention: str = "auto",
         cache_dtype: torch.dtype | None = None,
-        compile: bool = False,
         fed_vocabulary: int | None = None,
         forwards: Callable[..., Forwards] | None = None,
     ):
@@ -72,7 +68,7 @@ class CachedModel:
         self.config = model.config.get_text_config(decoder=True)
         self.device, self.dtype = model.device, computing_dtype(model)
         check_cache_dtype(cache_dtype, self.dtype)
-        self.cache_dtype, self._fed_vocabulary = cache_dtype, fed_vocabulary
+        self.cache_dtype = cache_dtype
         self.prefill_chunk = PrefillChunk(PREFILL_TOKENS)
         self.max_length = max_length(self.config)
         self.vocab_size: int = self.config.vocab_size
@@ -83,11 +79,10 @@ class CachedModel:
         self.num_outputs: int = getattr(head, "out_features", None) or head.weight.shape[0]
         largest = None if self.num_embeddings >= (fed_vocabulary or 0) else self.num_embeddings - 1
 
-        self.attention = step_attention(choose(model, "model" if compile else attention), model, cache_dtype)
+        self.attention = step_attention(choose(model, attention), model, cache_dtype)
         self.reads_only_filled, self.slot_step = self.attention.reads_only_filled, self.attention.slot_step
         records = self.device.type == "cpu" and not self.attention.only_steps
-        kind = forwards or (CompiledForwards if compile else RecordedForwards if records else Forwards)
-        self.is_compiled = compile
+        kind = forwards or (RecordedForwards if records else Forwards)
         self.forwards = kind(model, name, self.attention, largest)
         self.forwards.renew()
         self.recurrent = self.forwards.recurrent
@@ -108,10 +103,6 @@ class CachedModel:
         """Returns the slots of a row for sequences of up to ``tokens`` tokens with a tree of up to ``nodes`` nodes, the
         trash slot included."""
         return -(-(tokens + nodes + 1) // self.slot_step) * self.slot_step
-
-    def compiled(self) -> CachedModel:
-        """Returns the same model with ``compile=True``."""
-        return CachedModel(self.model, self.name, "auto", self.cache_dtype, True, self._fed_vocabulary)
 
     def free_memory(self) -> int | None:
         """Returns the bytes that can be allocated on the model's device now; None: that is not known."""

@@ -1,4 +1,4 @@
-"""Three ways to run a model's forward over its cache: its modules, these compiled, and what they called, replayed."""
+"""Two ways to run a model's forward over its cache: its modules, and what they called, replayed."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ import torch
 from specdec_layers import native_threads
 from transformers import PreTrainedModel
 
-from ...checks import refuse
 from ..cache.kv_cache import StaticKVCache, cache_argument
 from ..exchanged.copied_modules import numbers_in, same_objects
 from ..exchanged.decoder_layers import with_native_layers
+from ..exchanged.elementwise import with_elementwise
 from ..exchanged.huge_pages import move_to_huge_pages, read_whole
 from ..exchanged.linear import is_native, with_native_linear
 from ..exchanged.merged import is_merged_as_before, with_merged
-from ..exchanged.native_parts import with_native_parts
 from .attention import with_attention
-from .compiled import CompiledForward, compiled_copy
 from .layout import Layout
 from .recorded import Recordings, is_recordable
 from .recurrent import recurrent_layers, with_recurrence
@@ -89,7 +87,7 @@ class Forwards:
     def _copy(self, weights: Sequence[torch.Tensor]) -> None:
         model = with_recurrence(self.model) if self.recurrent else self.model
         linear = with_native_linear(with_merged(with_attention(model, self.attention.name)))
-        self.steps = with_native_layers(with_native_parts(linear, defers=self.attention.defers))
+        self.steps = with_native_layers(with_elementwise(linear, defers=self.attention.defers))
         move_to_huge_pages(read_whole(self.model))
         self.prompts = with_merged(model) if self.attention.only_steps else self.steps
         native = self.attention.is_native and is_native(self.steps)
@@ -126,29 +124,6 @@ class Forwards:
         inputs[self._calls_cache] = cache
         with self._threads():
             return module(input_ids=tokens, attention_mask=mask, use_cache=True, **inputs)
-
-
-class CompiledForwards(Forwards):
-    """Decoding forwards go through ``torch.compile``, with the model's own modules.
-
-    Raises:
-        ValueError: names ``compile``, if the model has recurrent layers.
-    """
-
-    compiled: CompiledForward
-
-    def __init__(self, model: PreTrainedModel, name: str, attention: OwnAttention, largest_id: int | None = None):
-        super().__init__(model, name, attention, largest_id)
-        if self.recurrent:
-            told = f"True for model type {attention.config.model_type!r}"
-            refuse("compile", told, "False for models with recurrent layers")
-
-    def _copy(self, weights: Sequence[torch.Tensor]) -> None:
-        self.steps, self.compiled = compiled_copy(self.model, self.attention.cache_dtype)
-        self.prompts = self.steps
-
-    def step(self, tokens: torch.Tensor, cache: StaticKVCache, layout: Layout) -> torch.Tensor:
-        return self.run(self.compiled, tokens, cache, layout)
 
 
 class RecordedForwards(Forwards):

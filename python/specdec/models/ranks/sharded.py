@@ -28,7 +28,7 @@ UNKNOWN = 2**62  # bytes of free memory, where a rank cannot tell
 
 class ShardedModel(CachedModel):
     """A ``CachedModel`` of rank 0, whose forwards all ranks enter (:class:`LedForwards`), as they do whatever else
-    touches the weights or the caches. Nothing is compiled.
+    touches the weights or the caches.
 
     Args:
         model, name, cache_dtype: as in ``CachedModel``; rank 0's part of a model that ``load_model(tp=...)`` loaded.
@@ -50,9 +50,6 @@ class ShardedModel(CachedModel):
         self._number = leader.share(self)
         with leader.all_do("model", number=self._number, loaded=number, cache_dtype=name_of(cache_dtype)):
             pass
-
-    def compiled(self) -> CachedModel:
-        refuse("compile", f"True with tp={self._leader.size}", "False for models over several devices")
 
     def free_memory(self) -> int | None:
         """Returns what is free on the device that has least. On a CPU all ranks have their caches in one memory."""

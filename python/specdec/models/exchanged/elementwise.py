@@ -30,12 +30,12 @@ ROTARY = "apply_rotary_pos_emb"
 _SIZE = 64  # of what is tried
 
 
-def has_parts(device: str) -> bool:
+def has_elementwise(device: str) -> bool:
     """Whether there are operations of our own for this type of device."""
     return has_native() and (device == "cpu" or (device == "cuda" and has_triton()))
 
 
-def with_native_parts(model: M, defers: bool = False) -> M:
+def with_elementwise(model: M, defers: bool = False) -> M:
     """Returns ``model``, on a CPU or a GPU, with the norms, rotary embeddings and gated layers that are recognised;
     ``model`` itself if there is none, or no native code, by which they are recognised, or on a GPU no Triton, or if it
     is on another device. The model is not changed; see :func:`.copied_modules.with_modules`.
@@ -45,7 +45,7 @@ def with_native_parts(model: M, defers: bool = False) -> M:
     """
     # Not all of these have weights, which would say where they are.
     devices = {parameter.device.type for parameter in model.parameters()}
-    if len(devices) != 1 or not has_parts(devices.pop()) or not is_wanted():
+    if len(devices) != 1 or not has_elementwise(devices.pop()) or not is_wanted():
         return model
     # What rotates has norms inside; norms, angles and gated layers have nothing inside that is exchanged as well.
     return with_modules(with_modules(model, functools.partial(_with_rotation, defers=defers)), _norm_angles_or_gated)

@@ -8,8 +8,8 @@ import copy
 import pytest
 import torch
 from specdec import SpeculativeDecoder
+from specdec.models.exchanged.elementwise import NativeAngles, NativeGated, with_elementwise
 from specdec.models.exchanged.linear import with_native_linear
-from specdec.models.exchanged.native_parts import NativeAngles, NativeGated, with_native_parts
 from specdec.models.exchanged.norms import NativeRMSNorm
 from specdec.models.forward.cached_model import CachedModel
 from support.captured import on_gpu
@@ -67,7 +67,7 @@ def test_what_is_recognised(case):
         except IndexError:  # an older transformers, whose angles take three positions of a token
             lacks["angles"] = OTHER_ANGLES | {case}
     before = {name: type(m) for name, m in model.named_modules()}
-    found = changed(model, with_native_parts(model))
+    found = changed(model, with_elementwise(model))
     assert found == {kind for kind, others in lacks.items() if case not in others} | {GATED.get(case)} - {None}
     assert {name: type(m) for name, m in model.named_modules()} == before
 
@@ -92,7 +92,7 @@ def test_they_compute_the_same(case, monkeypatch):
     model, text = model_of(case), prompts(1, 9, 9)
     with torch.inference_mode():
         got = feed(cached := CachedModel(model), cached.new_cache(1, 20), text)
-        monkeypatch.setattr("specdec.models.forward.forwards.with_native_parts", lambda model, **more: model)
+        monkeypatch.setattr("specdec.models.forward.forwards.with_elementwise", lambda model, **more: model)
         torch.testing.assert_close(
             got, feed(cached := CachedModel(model), cached.new_cache(1, 20), text), atol=2e-5, rtol=1e-4
         )
@@ -102,7 +102,7 @@ def test_they_compute_the_same(case, monkeypatch):
 @pytest.mark.parametrize("case", ["llama", "gemma2", "gemma3_text", "qwen3", "olmo2", "gpt_neox"])
 def test_on_a_gpu_they_compute_the_same(case):
     model, text = copy.deepcopy(model_of(case)).to("cuda", torch.bfloat16), torch.tensor(prompts(1, 9, 9)).cuda()
-    fast = with_native_parts(model)
+    fast = with_elementwise(model)
     found = changed(model, fast)
     assert "angles" not in found and found >= ({"rotation"} if case == "gpt_neox" else {"rotation", "norm"})
     with torch.inference_mode():
@@ -125,21 +125,21 @@ class Centred(nn.Module):
 
 def test_others_stay():
     model = nn.Sequential(Centred(), nn.LayerNorm(8), nn.RMSNorm(8), nn.Linear(8, 8))
-    assert with_native_parts(model) is model
+    assert with_elementwise(model) is model
     model = copy.deepcopy(tiny_model()).bfloat16()
-    assert changed(model, with_native_parts(model)) <= {"rotation", "angles", "silu"}
+    assert changed(model, with_elementwise(model)) <= {"rotation", "angles", "silu"}
 
 
 def test_where_norms_round_numbers_of_half_precision():
     """Llama's before the weights, Gemma's and OLMo 2's after them."""
     for case, first, offset in (("llama", True, 0.0), ("gemma3_text", False, 1.0), ("olmo2", False, 0.0)):
-        norm = with_native_parts(model_of(case)).model.norm
+        norm = with_elementwise(model_of(case)).model.norm
         assert (norm.round_first, norm.offset) == (first, offset), case
 
 
 def test_gradients_and_other_dtypes_are_the_modules():
     model = tiny_model()
-    norm = with_native_parts(model).model.norm
+    norm = with_elementwise(model).model.norm
     x = torch.randn(2, 3, model.config.hidden_size, requires_grad=True)
     norm(x).sum().backward()
     assert x.grad is not None
@@ -148,22 +148,22 @@ def test_gradients_and_other_dtypes_are_the_modules():
 
 
 def test_without_native_code_nothing_changes(monkeypatch):
-    monkeypatch.setattr("specdec.models.exchanged.native_parts.has_native", lambda: False)
+    monkeypatch.setattr("specdec.models.exchanged.elementwise.has_native", lambda: False)
     model = tiny_model()
-    assert with_native_parts(model) is model
+    assert with_elementwise(model) is model
 
 
 @pytest.mark.parametrize("case", ["llama", "gemma3_text", "glm4"])
 def test_on_another_device_nothing_changes(case):
     """The meta device stands for a GPU: what is ours raises there as well."""
     model = copy.deepcopy(model_of(case)).to("meta")
-    assert with_native_parts(with_native_linear(model)) is model
+    assert with_elementwise(with_native_linear(model)) is model
 
 
 def test_parts_that_were_moved_compute_as_the_model_does():
     """As of a model that stores bfloat16 and is moved to a GPU after it was loaded."""
     model = copy.deepcopy(tiny_model())
-    moved = with_native_parts(with_native_linear(model)).to("meta")
+    moved = with_elementwise(with_native_linear(model)).to("meta")
     assert {"norm", "angles", "silu"} <= changed(model, moved)
     with torch.inference_mode():
         logits = moved(torch.zeros(2, 3, dtype=torch.int64, device="meta")).logits
