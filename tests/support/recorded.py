@@ -39,13 +39,12 @@ class Recording(TorchDispatchMode):
     def replay(self) -> None:
         for func, args, kwargs, out in self.calls:
             results = _tensors(out)
-            mutates = func._schema.is_mutable
             memory = {t.untyped_storage().data_ptr() for t in _tensors((args, kwargs))}
-            if not mutates and results and all(t.untyped_storage().data_ptr() in memory for t in results):
+            new = [t.untyped_storage().data_ptr() not in memory for t in results]
+            if results and not any(new) and not func._schema.is_mutable:
                 continue  # views
-            new = func(*args, **kwargs)
-            if not mutates:
-                for old, fresh in zip(results, _tensors(new), strict=True):
+            for old, fresh, is_new in zip(results, _tensors(func(*args, **kwargs)), new, strict=True):
+                if is_new:  # also of an operation that writes something else
                     old.copy_(fresh)
 
 
