@@ -80,15 +80,16 @@ def test_what_does_not_fit_is_refused_before_anything_is_allocated(caches, monke
 
 
 def test_rows_that_are_rounded_up_count_as_they_are_allocated(caches, monkeypatch):
-    """Under flex attention; nothing is decoded."""
+    """Under flex attention; nothing is decoded. The draft has 256 positions, and a slot for what does not count."""
     monkeypatch.setattr(cache_plan, "UNCHECKED", 0)
     both = SpeculativeDecoder(tiny_model("llama"), tiny_model("gpt2", 1), 3)
     both.target = CachedModel(tiny_model("llama"), "target", "flex")
-    for length, capacity in ((40, 256), (256, 512)):
-        for free in (768 * capacity, 768 * capacity - 1):
+    for length, capacity, drafts in ((40, 256, 256), (256, 512, 257)):
+        taken = 256 * capacity + 512 * drafts
+        for free in (taken, taken - 1):
             monkeypatch.setattr("specdec.models.forward.cached_model.free_memory", lambda device, free=free: free)
             caches.clear()
-            if free % 768 == 0:
+            if free == taken:
                 both.generate([[1] * length], max_new_tokens=0)
                 assert sum(size for _, each in caches for _, size in each) == free
                 continue

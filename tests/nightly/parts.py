@@ -32,7 +32,7 @@ ALL = (*KERNELS, "python/specdec")
 # What depends on torch and transformers most, on other versions than those of every day.
 SLICE = (
     "tests/models/test_kv_cache.py", "tests/models/test_loading.py", "tests/models/test_model_types.py",
-    "tests/models/test_adapters.py", "tests/models/test_quantised.py", "tests/models/test_compiled.py",
+    "tests/models/test_adapters.py", "tests/models/test_quantised.py",
     "tests/models/test_attention_models.py",
     "tests/hf/test_speculate.py", "tests/hf/test_generation_config.py", "tests/hf/test_convert_processors.py",
     "tests/hf/test_criteria.py", "tests/loop/test_decoder.py", "tests/drafters/test_universal.py",

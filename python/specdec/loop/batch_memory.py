@@ -38,13 +38,15 @@ class BatchMemory:
         """
         asked = rows, max_length, cache_tokens, cache_bytes, step
         end = None if self.drafter is None else self.drafter.max_length
-        if end is None or (max_length is not None and max_length <= end):
+        if end is None:
             return self._plan(*asked)
+        slots = end + self.tree_slots + 1
         if max_length is not None:
-            return self._plan(*asked, draft_slots=end + self.tree_slots + 1)
+            capacity = CacheBudget(1, max_length, 0, step, self.tree_slots).capacity
+            return self._plan(*asked, draft_slots=slots if capacity > slots else None)
         # Whether texts become longer than the drafter's positions is what the plan says.
         with suppress(ValueError):
-            if (budget := self._plan(*asked, draft_slots=end + self.tree_slots + 1)).max_length > end:
+            if (budget := self._plan(*asked, draft_slots=slots)).max_length > end:
                 return budget
         return self._plan(*asked)
 
