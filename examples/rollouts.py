@@ -55,7 +55,8 @@ def main(epochs: str = "5", folder: str | None = None) -> None:
     if folder is None:
         model, _, tokenizer = load_embedded_pair()
     else:
-        model, tokenizer = load_model(folder, dtype="float32"), AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        model = load_model(folder, dtype="float32")
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     prompts = tokenizer(PROMPTS).input_ids
     pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     models = [model.train(), copy.deepcopy(model).train()]
