@@ -11,7 +11,8 @@ import measure
 import pytest
 import torch
 import tunable_pair
-from bench_loop import Cell, Window, fastest, judged, tau
+from bench_loop import fastest, judged, tau
+from loop_contenders import Cell, Window, contenders
 from support.benches import run_main
 
 CPU = torch.device("cpu")
@@ -95,7 +96,7 @@ def test_synchronisations_are_counted_and_forbidden(monkeypatch):
 
 
 def test_no_method_begins_when_the_time_is_up():
-    methods = bench_loop.contenders(two_tiny(), CELL, ["eager", "graphs"])
+    methods = contenders(two_tiny(), CELL, ["eager", "graphs"])
     measured, speeds = bench_loop.measure(methods, CELL, CPU, time.perf_counter() - 1, 0.0)
     assert speeds == {} and measured["methods"] == []
     names = {f"{who} {mode}" for who in ("plain", "specdec K=3") for mode in ("eager", "graphs")}
