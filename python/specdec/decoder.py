@@ -36,7 +36,6 @@ from .models.supported import cached_model, why_no_trees
 from .prompts import check_room, read_eos
 from .sampling.grammar import GrammarCompiler
 from .sampling.grammar_masks import GrammarError
-from .stats import Stats
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -195,10 +194,7 @@ class SpeculativeDecoder:
                 if (error := next((e for e in errors if e and not isinstance(e, GrammarError)), None)) is not None:
                     raise error
             batch.release()
-        stats = Stats.total((s.stats for s in sequences), self.most_drafts)
-        stats.target_forwards, stats.draft_forwards = batch.steps, batch.draft_forwards
-        stats.seconds = batch.timer.with_total()
-        return Decoded(sequences, stats, None if batch.session is None else batch.session.error)
+        return Decoded(sequences, batch.stats_of(sequences), None if batch.session is None else batch.session.error)
 
     def check(self, sequence: SequenceState, rule: AcceptRule) -> None:
         """Raises ValueError for a sequence with settings that the rule, or trees, cannot have."""

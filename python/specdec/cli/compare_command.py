@@ -65,8 +65,8 @@ def compare(
     lookup with --drafter lookup or suffix; with other drafters it is left out. Each uses the number of drafts a step
     that is fastest here, which short rounds find; with -k both use that number, or for auto transformers its own way to
     choose it. With --tree N, or --drafter tree, trees of the same drafter are measured beside its chains
-    ("specdec-tree"), and -k is the length of their longest paths. Exits with 1
-    if a greedy text of specdec differs from the plain one by more than rounding explains.
+    ("specdec-tree"), and -k is the length of their longest paths. Exits with 1 if a
+    greedy text of specdec differs from the plain one by more than rounding explains.
     """
     drafts = drafts.chosen(at)
     drafts.check(at)

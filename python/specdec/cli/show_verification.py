@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     )
 
 SHOWN = 5  # how many findings of each kind are printed
+NOTHING_FOUND = ("no bug found", "green")
 
 
 def print_verification(verification: Verification, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -69,7 +70,7 @@ def print_verification(verification: Verification, tokenizer: PreTrainedTokenize
     _say_first([_describe_test(r.cell.name, r.scenes, test, tokenizer) for r in v.distributions for test in r.bugs])
     for name in v.never_accepted:
         _say(f"note: no draft of {name} was accepted on these prompts: what follows one was not checked")
-    verdict, style = _NOTHING if v.passed else ("bugs found", "red")
+    verdict, style = NOTHING_FOUND if v.passed else ("bugs found", "red")
     _say(f"{verdict}, {v.seconds:.0f} s", style)
 
 
@@ -132,11 +133,8 @@ def print_server(v: ServerVerification, tokenizer: PreTrainedTokenizerBase) -> N
         _say_first([describe(d, tokenizer) for d in v.differences if d.verdict == verdict])
     failed = [test for test in v.tests if not test.passed]
     _say_first([_describe_test("server", v.scenes, test, tokenizer) for test in failed])
-    verdict, style = ("bugs found", "red") if v.bugs else ("requests failed", "red") if v.errors else _NOTHING
+    verdict, style = ("bugs found", "red") if v.bugs else ("requests failed", "red") if v.errors else NOTHING_FOUND
     _say(f"{verdict}, {v.seconds:.0f} s", style)
-
-
-_NOTHING = ("no bug found", "green")
 
 
 def _say_first(findings: Sequence[str]) -> None:

@@ -19,7 +19,7 @@ class BesideDrafter(Drafter):
         drafter: the other one; None: there is none.
     """
 
-    def __init__(self, drafter: Drafter | None):
+    def __init__(self, drafter: Drafter | None = None):
         self.drafter = drafter
         if drafter is not None:
             self.model, self.max_length, self.doubt = drafter.model, drafter.max_length, drafter.doubt

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from .beside import BesideDrafter, BesideSession, replaced
 from .copying import until_end
-from .protocol import BatchState, Copies, Drafter, Drafts, DraftSession, Step
+from .protocol import BatchState, Copies, Drafts, DraftSession, Step
 from .suffix_automaton import Cursor, SuffixAutomaton
 
 LEAST_MATCH = 2  # tokens of a match by which a place is found again; a single token occurs in too many places
@@ -36,9 +36,6 @@ class PredictedDrafter(BesideDrafter):
         >>> again.tokens == plain.tokens, plain.stats.steps, again.stats.steps
         (True, 16, 2)
     """
-
-    def __init__(self, drafter: Drafter | None = None):
-        super().__init__(drafter)
 
     @property
     def name(self) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ from ..drafters.guard import GuardedSession
 from ..result import FinishReason
 from ..sampling.grammar import Grammar
 from ..sampling.token_table import HostTable
+from ..stats import Stats
 from .batch_config import BatchConfig
 from .draft_length import CopyResult, RowResult, StepOutcome
 from .prompt_reader import PromptReader
@@ -184,6 +185,14 @@ class Batch:
         self.config.target.keep(self.state.target_cache)
         if self.session is not None:
             self.session.release()
+
+    def stats_of(self, sequences: Iterable[SequenceState]) -> Stats:
+        """Returns the statistics of all that the batch decoded, with the forwards and times that its ``sequences``
+        shared."""
+        stats = Stats.total((s.stats for s in sequences), self.state.most_drafts)
+        stats.target_forwards, stats.draft_forwards = self.steps, self.draft_forwards
+        stats.seconds = self.timer.with_total()
+        return stats
 
     # ---- steps ---------------------------------------------------------------------------------------------
 

@@ -197,9 +197,8 @@ class Rollout:
         """Decodes all requests, which are numbered by their ids. No scheduler outlives its call: its rows hold keys and
         values of the weights that there were."""
         decoder, sequences = self.decoder, list[SequenceState]()
-        stats = Stats.empty(decoder.most_drafts)
         if not requests:
-            return sequences, stats
+            return sequences, Stats.empty(decoder.most_drafts)
         rows = min(self.rows, len(requests))
         scheduler = Scheduler(decoder, rows=rows, max_length=max_length, rule=Rule.COUPLED)
         for sequence in scheduler.run(requests):
@@ -210,12 +209,8 @@ class Rollout:
                 raise RuntimeError(f"{told} after {len(sequence.tokens)} tokens; have the weights become NaN?")
             sequences.append(sequence)
         sequences.sort(key=lambda sequence: sequence.number)
-        batch = scheduler.batch
-        batch.release()
-        stats = Stats.total((sequence.stats for sequence in sequences), decoder.most_drafts)
-        stats.target_forwards, stats.draft_forwards = batch.steps, batch.draft_forwards
-        stats.seconds = batch.timer.with_total()
-        return sequences, stats
+        scheduler.batch.release()
+        return sequences, scheduler.batch.stats_of(sequences)
 
 
 def seed_of(seed: int, prompt: Sequence[int], sample: int) -> int:

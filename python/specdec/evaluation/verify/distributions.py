@@ -114,12 +114,7 @@ class DistributionCheck:
                 texts[i % count].append(tuple(tokens))
             stats.append(result.stats)
             error = error or trouble(result)
-        # Each position has one test of ranks and several of tokens; either kind gets half of the level. The number of
-        # tests of tokens depends on earlier positions alone, so dividing the level by it is allowed.
-        level = self._level / s.sampled_tokens / 2
-        tests = rank_tests(texts, self._scenes, level)
-        for position in range(s.sampled_tokens):
-            tests += token_tests(texts, position, self._scenes, level)
+        tests = all_tests(texts, self._scenes, s.sampled_tokens, self._level)
         whole = Stats.total(stats, max(len(part.drafted_by_position) for part in stats))
         return DistributionResult(cell, [scene.prompt for scene in self._scenes], s.samples, tests, whole, error)
 
@@ -147,6 +142,23 @@ def scenes(
     return [most[0]] if most is evenly else [most[0], evenly[0]]
 
 
+def all_tests(
+    texts: list[list[tuple[int, ...]]],
+    distributions: list[PlainDistribution],
+    length: int,
+    level: float,
+    pairs: bool = False,
+) -> list[DistributionTest]:
+    """All tests of texts of up to ``length`` tokens, whose levels add up to ``level`` at most. Each position has a test
+    of ranks, with ``pairs`` one of it and the next, and several of tokens; either kind gets half of the level. The
+    number of tests of tokens depends on earlier positions alone, so dividing the level by it is allowed."""
+    of_ranks = 2 * length - 1 if pairs else length
+    tests = rank_tests(texts, distributions, level / 2 / of_ranks, pairs)
+    for position in range(length):
+        tests += token_tests(texts, position, distributions, level / 2 / length)
+    return tests
+
+
 def token_tests(
     texts: list[list[tuple[int, ...]]], position: int, distributions: list[PlainDistribution], level: float
 ) -> list[DistributionTest]:
@@ -169,11 +181,10 @@ def rank_tests(
 ) -> list[DistributionTest]:
     """One test of each position, over all texts of all scenes; with ``pairs`` also one of each two positions."""
     whole, errors = _all_ranks(texts, distributions)
-    tests = []
+    columns, tests = min(RANKS, len(whole) // 25), []
+    uniform = dict.fromkeys(range(columns), 1 / columns)
     for i in range(len(errors)):
         rank = whole[:, i][~whole[:, i].isnan()]
-        columns = min(RANKS, len(whole) // 25)
-        uniform = dict.fromkeys(range(columns), 1 / columns)
         counts = _intervals(rank, columns).bincount(minlength=columns)
         result = chi_square(_counted(counts), uniform, level, 0.5, _tolerance(errors[i], len(rank)))
         tests.append(_test("ranks", None, i, (), len(rank), result, level))

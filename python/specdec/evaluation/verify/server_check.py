@@ -21,8 +21,8 @@ from ..contenders import Prompt
 from ..near_ties import Difference, Judge
 from ..work_counter import Tell, Work, silent
 from .chi_square import check_scipy
-from .distributions import LEAST, DistributionTest, rank_tests, scenes, token_tests
-from .server_client import ServerClient, ServerError
+from .distributions import LEAST, DistributionTest, all_tests, scenes
+from .server_client import TOKEN_IDS, ServerClient, ServerError
 from .token_reader import ReadBy, TokenReader
 from .verify_settings import VerifySettings
 
@@ -159,15 +159,10 @@ def verify_server(
 
 
 def _tests(texts: list[list[tuple[int, ...]]], chosen: list[Any], settings: VerifySettings) -> list[DistributionTest]:
-    """All tests of the sampled texts, whose levels add up to the settings' level at most: a half for tokens, a half for
-    ranks and pairs of ranks."""
+    """All tests of the sampled texts, if there are enough."""
     if sum(map(len, texts)) < LEAST or not any(text for of in texts for text in of):
         return []
-    length = settings.sampled_tokens
-    tests = rank_tests(texts, chosen, settings.level / 2 / (2 * length - 1), pairs=True)
-    for position in range(length):
-        tests += token_tests(texts, position, chosen, settings.level / 2 / length)
-    return tests
+    return all_tests(texts, chosen, settings.sampled_tokens, settings.level, pairs=True)
 
 
 class _Read(NamedTuple):
@@ -189,7 +184,7 @@ class _Served:
         self._client, self._tokenizer, self._seed, self._at_once = client, tokenizer, settings.seed, at_once
         self._ends = sorted(read_eos(None, reference))
         by: ReadBy = "logprobs" if "logprobs" in client.fields else "text"
-        if any(name in client.fields for name in ("return_token_ids", "return_tokens")):
+        if any(name in client.fields for name in TOKEN_IDS):
             by = "ids"
         vocabulary = reference.config.get_text_config(decoder=True).vocab_size
         self.reader = TokenReader(tokenizer, vocabulary, self._ends, by)
