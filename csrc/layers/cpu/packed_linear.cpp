@@ -11,7 +11,7 @@ namespace specdec::cpu {
 namespace {
 
 constexpr int64_t kGrainInputs = 16 * 1024;
-constexpr int64_t kAhead = 2048;  // bytes of weights, which are read before they are used
+constexpr int64_t kAhead = 4096;  // bytes of weights, which are read before they are used
 
 struct RoundParams {
   const float* x;
@@ -125,7 +125,7 @@ SPECDEC_BODY void tile(const PackedParams& params, const Block* blocks, int64_t 
     Expanded<kWidth> weights;
     for (int64_t k = 0; k < count; k += Block::kInputs, ++blocks) {
       for (size_t line = 0; line < sizeof(Block); line += 64)
-        __builtin_prefetch(reinterpret_cast<const char*>(blocks) + kAhead + line, 0, 2);
+        __builtin_prefetch(reinterpret_cast<const char*>(blocks) + kAhead + line, 0, 0);
       Block::expand(*blocks, k, &weights);
     }
     int64_t row = 0;
