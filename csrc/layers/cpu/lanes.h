@@ -18,6 +18,14 @@ struct Lanes {
   typedef int32_t Ints __attribute__((vector_size(kWidth * sizeof(int32_t))));
 };
 
+// The compiler takes these numbers from a register from here on, and not again from memory.
+template <class Vector>
+SPECDEC_BODY void keep_in_register(Vector* numbers) {
+#if defined(__x86_64__)
+  asm("" : "+v"(*numbers));
+#endif
+}
+
 // Of two vectors whose lanes are groups of kGroup, the lower (kUpper = 0) or the upper half of every group.
 template <int kWidth, int kGroup, int kUpper, class Vector, size_t... kLane>
 SPECDEC_BODY void halves(const Vector& a, const Vector& b, Vector* out, std::index_sequence<kLane...>) {

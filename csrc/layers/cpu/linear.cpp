@@ -16,8 +16,8 @@
 namespace specdec::cpu {
 namespace {
 
-constexpr int64_t kTileRows = 6;               // at most: their sums with two outputs fit into 16 registers
-constexpr int64_t kMostInputs = 1024;          // of a part of the weights that stays in the nearest cache
+constexpr int64_t kTileRows = 6;      // at most: their sums with two outputs fit into 16 registers
+constexpr int64_t kMostInputs = 640;  // of a part of the weights that stays, with a tile's x, in the nearest cache
 constexpr int64_t kGrainProducts = 64 * 1024;  // are worth a thread
 constexpr int kInOrder = -1;                   // weights are read ahead in the order of memory,
 constexpr int64_t kDistance = 4096;            // so many bytes
@@ -62,6 +62,7 @@ SPECDEC_BODY void tile(const LinearParams& params, int64_t row, int64_t output, 
     for (int r = 0; r < kRows; ++r) {
       Vector v;
       std::memcpy(&v, x + r * stride + k, sizeof(Vector));
+      keep_in_register(&v);  // else it is loaded for every product, and loads are what there are too many of
 #pragma GCC unroll 8
       for (int o = 0; o < kOutputs; ++o) sums[r * kOutputs + o] += v * w[o];
     }
