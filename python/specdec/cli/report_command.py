@@ -48,8 +48,8 @@ def report(
         list[Path],
         typer.Argument(
             metavar="FOLDER|FILE...",
-            help=f"What `specdec bench` wrote: its folder, or results.json; or answer files, FILE{ANSWERS} ...: its own "
-            "of a suite, and those of Spec-Bench.",
+            help="What `specdec bench` wrote: its folder, or results.json; or answer files, "
+            f"FILE{ANSWERS} ...: its own of a suite, and those of Spec-Bench.",
         ),
     ],
 ) -> None:

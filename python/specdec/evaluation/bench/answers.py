@@ -90,16 +90,16 @@ def load_answers(path: Path) -> Answers:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        refuse("results", f"{shown(str(path))}, {error}", "an answer file that can be read")
+        refuse("results", f"{str(path)!r}, {error}", "an answer file that can be read")
     found = []
     for number, text in enumerate(lines, 1):
         if text.strip():
             try:
                 found.append(json.loads(text))
             except (ValueError, RecursionError):
-                refuse("results", f"{shown(text[:60])} in line {number} of {shown(str(path))}", "JSON, one object")
-            _check(found[-1], f"line {number} of {shown(str(path))}")
-    return read_answers(found, path.stem, shown(str(path)))
+                refuse("results", f"{shown(text[:60])} in line {number} of {str(path)!r}", "JSON, one object")
+            _check(found[-1], f"line {number} of {str(path)!r}")
+    return read_answers(found, path.stem, repr(str(path)))
 
 
 def named_apart(found: Sequence[Answers], paths: Sequence[Path]) -> list[Answers]:

@@ -65,9 +65,9 @@ class SuiteSession(Session):
         for question in self.questions:
             if most is not None and (least >= most if cut else len(question.tokens) >= most):
                 given = f"question {question.id!r}, whose first prompt has {len(question.tokens)} tokens"
-                given += f", and {new} new ones" if cut else ""
-                allowed = f"{most} positions of the models, one new token among them"
-                refuse("input_ids", given, allowed if cut else f"{allowed}; --cut-prompts cuts prompts at their begin")
+                if cut:
+                    refuse("max_new_tokens", f"{new}, which leave no position for a prompt", f"at most {most - 1}")
+                refuse("input_ids", given, f"at most {most - 1}; --cut-prompts cuts prompts at their beginning")
 
     def _player(self, method: Contender) -> Player[Batch, Any]:
         return Speaker(method, self._form, self._settings.max_new_tokens, self.positions, self._cut)
