@@ -196,4 +196,4 @@ def test_what_a_report_cannot_have_is_refused(tmp_path, small):
     assert "FOLDER|FILE: got question_id None in line 1 of" in told(answers)
     assert told(answers, "--output", tmp_path).startswith("Invalid value for --output: got --output with answer files")
     assert told(tmp_path, "--json").startswith("Invalid value for --json: got --json with results of specdec bench")
-    assert "allowed: one folder or results.json, or answer files alone" in told(tmp_path, answers)
+    assert "allowed: one folder or results.json, or only answer files" in told(tmp_path, answers)
