@@ -172,11 +172,9 @@ def test_texts_that_differ_later_are_judged_by_their_own_prompt(pair):
 
     def later(prompts, seed):
         done = genuine(prompts, seed)
-        return (
-            Run([[*done.texts[0][:-1], 5]], *list(vars(done).values())[1:])
-            if "one cat" in pair[2].decode(prompts[0])
-            else done
-        )
+        if "one cat" in pair[2].decode(prompts[0]):
+            done.texts[0] = [*done.texts[0][:-1], 5]
+        return done
 
     says["model"].run = later
     (found,) = next(iter(made.rounds(silent)))["differences"]
