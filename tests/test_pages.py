@@ -26,13 +26,13 @@ PAGES = sorted(
     if p.suffix in (".md", ".py")
 )
 OTHERS_FILES = {  # of other projects, and what commands write
-    "docs/bench.md": {"prepare_data.py"},
+    "docs/bench.md": {"prepare_data.py", "evaluation/speed.py", "speed.py"},
     "docs/migration/README.md": {"main.py", "serving.py"},
     "docs/migration/llama_cpp.md": {"common/speculative.cpp"},
     "docs/migration/llm_speculative_sampling.md": {"main.py", "serving.py", "benchmark.py"},
     "docs/migration/vllm.md": {"vllm/config/speculative.py"},
 }
-OTHERS_FOLDERS = {"build/", "plots/"}
+OTHERS_FOLDERS = {"build/", "plots/", "answers/"}
 OTHERS_NAMES = {
     "SequenceBias",
     "NoBadWords",

@@ -78,6 +78,7 @@ def named(pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
         pair[2].save_pretrained(folder / name)
     for name in ("prompts.jsonl", "mine.jsonl", "FILE"):
         (folder / name).write_text('{"prompt": "x = "}\n"def f("\n')
+    (folder / "question.jsonl").write_text('{"question_id": 1, "category": "code", "turns": ["x = ", "y"]}\n')
     texts = ({"text": f"x{i} = {i}\n" * 40} for i in range(64))
     (folder / "texts.jsonl").write_text("".join(json.dumps(text) + "\n" for text in texts))
     write_gguf(folder / "model.gguf")

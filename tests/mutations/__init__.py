@@ -3,7 +3,7 @@
 ``python -m tests.mutations`` applies one after the other to a copy of the repository and shows which test kills it.
 """
 
-from . import core, cpu, cuda, drafters, loop, models, reference, sampling, training, triton
+from . import core, cpu, cuda, drafters, evaluation, loop, models, reference, sampling, training, triton
 from .mutation import Mutation
 
 MUTATIONS: list[Mutation] = [
@@ -17,4 +17,5 @@ MUTATIONS: list[Mutation] = [
     *drafters.MUTATIONS,
     *sampling.MUTATIONS,
     *training.MUTATIONS,
+    *evaluation.MUTATIONS,
 ]

@@ -34,7 +34,8 @@ def bench(
     threads: ThreadOptions,
     results: ResultOptions,
     prompt: Annotated[
-        list[str] | None, typer.Argument(help="Default: a built-in set, one of each category.", show_default=False)
+        list[str] | None,
+        typer.Argument(help="Default: a built-in set, one of each category. Of --suite its file.", show_default=False),
     ] = None,
 ) -> None:
     """Measures every way to decode on your models, in turns, and says which is the fastest where that is not noise.
@@ -46,7 +47,8 @@ def bench(
     """
     check_counts(1, max_new_tokens=settings.max_new_tokens)
     methods = bench_methods.read_methods(measured.method, at, measured.exit_layers)
-    axes = settings.axes(measured)
+    suite = given.asked
+    axes = settings.axes(measured, suite)
     with_report = results.with_report
     questions = given.questions(prompt, at)
 
@@ -58,7 +60,8 @@ def bench(
 
     if threads.threads is not None:
         torch.set_num_threads(threads.threads)
-    new_tokens = settings.max_new_tokens or (SHORT_TEXTS if at.target is None else NEW_TOKENS)
+    usual = suite.max_new_tokens if suite is not None else SHORT_TEXTS if at.target is None else NEW_TOKENS
+    new_tokens = settings.max_new_tokens or usual
     seconds = None if rounds.minutes is None else 60 * rounds.minutes
     of_session = BenchSettings(new_tokens, rounds.repeats, rounds.warm_up, settings.seed, seconds)
     whole_run = BenchRun(at, methods, axes, measured, questions, given, of_session, results)

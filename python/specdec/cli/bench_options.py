@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from ..evaluation.bench.suites import SUITES
 from . import bench_methods, drafting, options
 from .drafters import HEAD
 from .given_prompts import MeasuredPrompts
 from .option_groups import option
-from .user_errors import check_counts, refuse
+from .terminal import remark
+from .user_errors import check_counts, option_name, refuse
+
+if TYPE_CHECKING:
+    from ..evaluation.bench.suites import Suite
+    from ..jobs.questions import Question
+    from .models import ModelOptions
 
 NEW_TOKENS, SHORT_TEXTS = 64, 16  # the embedded pair's grid is to end in five minutes on two cores
 
@@ -47,19 +56,26 @@ class MethodOptions:
 class SettingOptions:
     """Settings"""
 
-    temperature: list[float] | None = option(None, "Repeatable; 0 is greedy. Default: 0 and 1.", show_default=False)
+    temperature: list[float] | None = option(
+        None, "Repeatable; 0 is greedy. Default: 0 and 1; of a suite 0.", show_default=False
+    )
     batch_size: list[int] | None = option(None, "Repeatable: prompts at a time. Default: 1.", show_default=False)
     top_k: list[int] | None = option(None, "Repeatable; 0 is off. Of sampled texts.")
     top_p: list[float] | None = option(None, "Repeatable; 1 is off. Of sampled texts.")
     min_p: list[float] | None = option(None, "Repeatable; 0 is off. Of sampled texts.")
     max_new_tokens: int | None = option(
-        None, f"Of each text. Default: {NEW_TOKENS}; of the embedded pair {SHORT_TEXTS}."
+        None,
+        f"Of each text. Default: {NEW_TOKENS}; of the embedded pair {SHORT_TEXTS}; of suites "
+        f"{', '.join(f'{suite.max_new_tokens} ({name})' for name, suite in SUITES.items())}.",
     )
     seed: int = option(0, "Of the first text; text i uses seed + i.")
 
-    def axes(self, methods: MethodOptions) -> bench_methods.Axes:
+    def axes(self, methods: MethodOptions, suite: Suite | None) -> bench_methods.Axes:
         """Checked, as far as they can be without models."""
-        drawn = (self.temperature or [0.0, 1.0], self.batch_size or [1])
+        if suite is not None and self.batch_size not in (None, [], [1]):
+            given = ", ".join(map(str, self.batch_size or ()))
+            refuse("--batch-size", f"{given} with --suite", "1: its conversations are one at a time")
+        drawn = (self.temperature or ([0.0, 1.0] if suite is None else [0.0]), self.batch_size or [1])
         filters = {"top_k": self.top_k, "top_p": self.top_p, "min_p": self.min_p}
         axes = bench_methods.Axes(methods.num_drafts, methods.rule, methods.tree, *drawn, filters)
         axes.check()
@@ -70,9 +86,45 @@ class SettingOptions:
 class QuestionOptions(MeasuredPrompts):
     """Prompts"""
 
+    suite: str | None = option(
+        None,
+        f"{', '.join(SUITES)}: the argument is its file of questions, which are asked turn by turn. docs/bench.md",
+        show_default=False,
+    )
     cut_prompts: bool = option(False, "Cut prompts that are too long at their beginning.", "--cut-prompts")
 
     of_embedded = "general"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.suite is None:
+            return
+        if self.suite not in SUITES:
+            refuse("--suite", repr(self.suite), ", ".join(SUITES))
+        for name in ("batch_file", "prompt_set", "chat"):
+            if getattr(self, name) is not None:
+                given = f"{option_name(name)} with --suite" if name != "chat" else "--chat or --no-chat with --suite"
+                refuse(option_name(name), given, "neither: the suite's file and its format are the prompts")
+
+    @property
+    def asked(self) -> Suite | None:
+        return None if self.suite is None else SUITES[self.suite]
+
+    def questions(self, prompts: Sequence[str] | None, at: ModelOptions) -> list[Question]:
+        """Also those of a suite, which have turns."""
+        if self.asked is None:
+            return super().questions(prompts, at)
+        from ..jobs.questions import choose, read_suite
+
+        files = [Path(each) for each in prompts or ()]
+        if len(files) != 1:
+            refuse("PROMPT", f"{len(files)} arguments with --suite {self.suite}", "one, the file of its questions")
+        template = bool(at.tokenizer.chat_template)
+        if self.asked.needs_template and not template:
+            refuse("--suite", f"{self.suite} for a target without a chat template", "a target with one, or spec-bench")
+        if not template:
+            remark("the target has no chat template: prompts are Vicuna's conversation, as FastChat has it", "dim")
+        return [*choose(read_suite(files[0]), self.category, self.per_category)]
 
 
 @dataclass(frozen=True)

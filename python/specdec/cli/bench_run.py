@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from ..evaluation.bench.folder import Folder
     from ..evaluation.bench.grid import Grid
     from ..evaluation.bench.measure import BenchPrompt
-    from ..evaluation.bench.session import BenchSettings, Session
+    from ..evaluation.bench.session import BenchSettings, Maker, Session
+    from ..evaluation.bench.suite_session import SuiteSession
     from ..jobs.questions import Question
     from ..jobs.signals import Signals
     from .bench_options import MethodOptions, QuestionOptions, ResultOptions
@@ -120,11 +121,27 @@ class BenchRun:
         settings = self.settings
         maker = Maker(loaded.target, short.__getitem__, assistant, settings.max_new_tokens)
         done = [(each["setting"], each["round"]) for each in folder.rounds]
-        prompts = self._prompts(loaded)
-        session = Session(loaded.target, maker.make, grid, prompts, settings, done)
+        if self.given.suite is not None:
+            session: Session = self._suite_session(self.given.suite, loaded, maker, grid, done)
+        else:
+            session = Session(loaded.target, maker.make, grid, self._prompts(loaded), settings, done)
         session.fit(self.given.cut_prompts)
         folder.begin(self._header(loaded, drafters, grid, session))
         return session
+
+    def _suite_session(
+        self, suite: str, loaded: models.Models, maker: Maker, grid: Grid, done: Sequence[tuple[str, int]]
+    ) -> SuiteSession:
+        from ..evaluation.bench.suite_session import SuiteSession
+        from ..evaluation.bench.talks import SuiteQuestion, TalkFormat
+        from ..jobs.questions import TurnsQuestion
+
+        form, questions = TalkFormat(loaded.tokenizer), []
+        for q in self.questions:
+            assert isinstance(q, TurnsQuestion)
+            first = form.prompt(q.turns[:1], ())
+            questions.append(SuiteQuestion(str(q.id), q.category, first, q.turns, q.id, q.sub_category))
+        return SuiteSession(loaded.target, maker.make, grid, suite, questions, self.settings, form, done)
 
     def _measure(self, session: Session, folder: Folder, signals: Signals) -> None:
         if not session.units:
@@ -158,6 +175,7 @@ class BenchRun:
         from specdec_kernels import __version__
 
         from ..evaluation.bench.result_files import describe, described_head
+        from ..evaluation.bench.suite_session import SuiteSession
         from ..evaluation.compare import environment
         from ..jobs.manifest import fingerprints
 
@@ -166,7 +184,9 @@ class BenchRun:
         for name in drafters:
             if head := at.paths(name).get("head"):
                 paths[f"head {short_name(name)}"] = head
-        prompts = json.dumps([[p.id, p.category, p.tokens] for p in session.prompts]).encode()
+        what = session.what
+        # A list where it is only prompts: what was measured before there were suites goes on.
+        prompts = json.dumps(what if len(what) > 1 else what["prompts"]).encode()
         heads = {short_name(name): drafter for name, drafter in drafters.items() if f"head {short_name(name)}" in paths}
         return {
             "grid": {
@@ -189,9 +209,10 @@ class BenchRun:
             "settings": {
                 **dataclasses.asdict(settings),
                 **self.at.all_bits,
-                "chat": any(question.chat for question in self.questions),
+                "chat": any(question.chat for question in self.questions),  # given as messages; of a suite, see there
             },
             "prompts": [{"id": p.id, "category": p.category, "tokens": len(p.tokens)} for p in session.prompts],
+            **({"suite": session.described()} if isinstance(session, SuiteSession) else {}),
         }
 
 
@@ -214,15 +235,22 @@ def _warn_of_threads(session: Session) -> None:
 
 def _write(folder: Folder, grid: Grid) -> dict | None:
     """Writes the results of the rounds so far."""
+    from ..evaluation.bench.answers import file_name, to_text
     from ..evaluation.bench.result_files import cells_csv, log_csv, results
+    from ..evaluation.bench.suite_table import answer_files
 
     assert folder.header is not None
     if not folder.rounds:
         return None
     whole = results(folder.header, grid, folder.rounds)
-    folder.write(
-        {"results.json": json.dumps(whole, indent=1) + "\n", "results.csv": cells_csv(whole), "log.csv": log_csv(whole)}
-    )
+    files = {
+        **{"results.json": json.dumps(whole, indent=1) + "\n", "results.csv": cells_csv(whole)},
+        "log.csv": log_csv(whole),
+    }
+    if "suite" in folder.header:
+        answers = answer_files(folder.header, grid, folder.rounds)
+        files |= {f"answers/{file_name(cell.id)}": to_text(lines) for cell, lines in answers.items()}
+    folder.write(files)
     for cell in whole["cells"]:
         for trouble in {each["trouble"] for each in cell["rounds"] if "trouble" in each}:
             print_drafter_error(f"{cell['id']}: {trouble}")

@@ -169,7 +169,8 @@ def compare(
     work = Work(progress, 3 + len(groups) + halving + settings.repeats * len(prompts) * (1 + len(groups)))
     work.begin("warming up")
     longest = [[max(prompts, key=len)]]
-    play_round([ours[0], plain.shortened(SHORT_TEXT)], longest, settings.seed, work)  # refuses prompts that do not fit
+    first: list[Contender] = [ours[0], plain.shortened(SHORT_TEXT)]
+    play_round(first, longest, settings.seed, work)  # refuses prompts that do not fit
     play_round([methods[0] for methods in short], longest, settings.seed, work)
     for method in ours:
         method.settle(longest, settings.seed)

@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
+from typing import Protocol, TypeVar
 
-from .contenders import Contender, Prompt, Run
+from .contenders import Contender, Prompt
 from .work_counter import Work
+
+Asked = TypeVar("Asked", bound=Sized)
+Done = TypeVar("Done")
+_Taken = TypeVar("_Taken", contravariant=True)
+_Made = TypeVar("_Made", covariant=True)
+
+
+class Player(Protocol[_Taken, _Made]):
+    """Takes its turns in a round: a :class:`~specdec.evaluation.contenders.Contender`, or what asks more of one."""
+
+    def run(self, batch: _Taken, seed: int, /) -> _Made: ...
 
 
 def play_round(
-    methods: Sequence[Contender], batches: Sequence[Sequence[Prompt]], seed: int, work: Work, first: int = 0
-) -> list[list[Run]]:
-    """Returns runs by method and batch. The methods take turns batch by batch, so that whatever else the machine does
-    slows all of them alike, and another one begins each time, so that none always comes after the same one.
+    methods: Sequence[Player[Asked, Done]], batches: Sequence[Asked], seed: int, work: Work, first: int = 0
+) -> list[list[Done]]:
+    """Returns what was done by method and batch. The methods take turns batch by batch, so that whatever else the
+    machine does slows all of them alike, and another one begins each time, so that none always comes after the same.
 
     Args:
         seed: of the first prompt; the next one has the next.
         first: the place of the method that begins with the first batch.
     """
-    runs: list[list[Run]] = [[] for _ in methods]
+    runs: list[list[Done]] = [[] for _ in methods]
     for i, batch in enumerate(batches):
         for turn in range(len(methods)):
             at = (first + i + turn) % len(methods)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from ..chat_template import chat_text
 from ..checks import refuse, shown
@@ -32,6 +32,35 @@ class Question(Prompt):
             return self
         text = chat_text(tokenizer, [{"role": "user", "content": self.prompt}])
         return replace(self, prompt=text, chat=True)
+
+
+@dataclass(frozen=True)
+class TurnsQuestion(Question):
+    """All turns of a question; the prompt is the first."""
+
+    turns: tuple[str, ...] = ()
+    sub_category: str | None = None
+
+
+def read_suite(path: Path) -> list[TurnsQuestion]:
+    """All questions of a file of Spec-Bench or SPEED-Bench, with all of their turns: ``question_id``, ``category`` and
+    ``turns``, and perhaps a ``sub_category``. Raises InputError as :func:`read_questions`, also for a line without
+    turns."""
+
+    def read(text: str, index: int) -> TurnsQuestion:
+        given = read_json(text)
+        turns = tuple(_turn(turn) for turn in _listed_turns(given.get("turns")))
+        below = given.get("sub_category")
+        return TurnsQuestion(
+            read_id("question_id", given, index),
+            index,
+            turns[0],
+            category=_category(given),
+            turns=turns,
+            sub_category=None if below is None else read_text("sub_category", below),
+        )
+
+    return read_each(path, read)
 
 
 def read_questions(path: Path, tokenizer: Callable[[], PreTrainedTokenizerBase] | None = None) -> list[Question]:
@@ -63,27 +92,38 @@ def read_questions(path: Path, tokenizer: Callable[[], PreTrainedTokenizerBase] 
     return read_each(path, read)
 
 
-def choose(questions: Sequence[Question], categories: Sequence[str] | None, most: int | None) -> list[Question]:
+Q = TypeVar("Q", bound=Question)
+
+
+def choose(questions: Sequence[Q], categories: Sequence[str] | None, most: int | None) -> list[Q]:
     """Those of the categories, and of each category the first ``most``. Raises ValueError naming ``category``."""
     there = dict.fromkeys(question.category for question in questions)
     for name in categories or ():
         if name not in there:
             refuse("category", repr(name), ", ".join(there))
-    found: list[Question] = []
+    found: list[Q] = []
     for name in categories or there:
         found += [question for question in questions if question.category == name][:most]
     return found
 
 
 def _read_turns(given: dict, index: int) -> Question:
-    turns = given["turns"]
+    prompt = _turn(_listed_turns(given["turns"])[0])
+    return Question(read_id("question_id", given, index), index, prompt, category=_category(given))
+
+
+def _listed_turns(turns: object) -> list:
     if not isinstance(turns, list) or not turns:
         refuse("turns", shown(turns), "a list of texts, one at least")
-    prompt = _text("turns", turns[0])
-    if prompt.strip() == PLACEHOLDER:
+    return turns
+
+
+def _turn(value: object) -> str:
+    text = _text("turns", value)
+    if text.strip() == PLACEHOLDER:
         prepared = "SPEED-Bench's prepare_data.py puts it there (NVIDIA's Model-Optimizer, examples/specdec_bench)"
         refuse("turns", "a placeholder", f"the text; {prepared}")
-    return Question(read_id("question_id", given, index), index, prompt, category=_category(given))
+    return text
 
 
 def _category(given: dict) -> str:

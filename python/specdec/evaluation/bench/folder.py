@@ -74,9 +74,10 @@ class Folder:
         self.rounds.append(json.loads(json.dumps(line)))
 
     def write(self, files: Mapping[str, str]) -> None:
-        """Writes whole files by their names, each or none of it. Raises WriteError."""
+        """Writes whole files by their names, each or none of it, also in a folder within. Raises WriteError."""
         for name, text in files.items():
             try:
+                (self.path / name).parent.mkdir(exist_ok=True)
                 write_whole(self.path / name, text)
             except OSError as error:
                 raise WriteError(f"cannot write to {str(self.path / name)!r}: {error.strerror}") from error

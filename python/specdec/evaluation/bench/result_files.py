@@ -15,6 +15,7 @@ from ...drafters.protocol import Drafter
 from ...models.exchanged.packed_weights import num_parameters
 from ..theory import expected_speedup, expected_tau
 from .grid import PLAIN, TRANSFORMERS, BenchCell, Grid
+from .suite_table import suite_results
 from .verdicts import quartiles, ratios, summary, verdict
 
 FORMAT = "specdec bench 1"
@@ -47,6 +48,7 @@ def results(header: Mapping, grid: Grid, rounds: Sequence[Mapping]) -> dict:
         "cells": cells,
         "verdicts": verdicts,
         "greedy": _greedy(grid, rounds),
+        **({"suite": suite_results(header, grid, rounds)} if "suite" in header else {}),
     }
 
 
@@ -71,7 +73,7 @@ def _cell(
     memory = [r["peak_memory"] for r in rounds if r["peak_memory"] is not None]
     return {
         **cell.to_dict(),
-        "rounds": list(rounds),
+        "rounds": [{name: value for name, value in r.items() if name != "talks"} for r in rounds],
         "tokens_per_second": {**_spread(own), "min": min(own), "max": max(own)},
         "time_to_first_token": _tail(first),
         "time_per_output_token": _spread(per_token) if per_token else None,

@@ -6,7 +6,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal, Protocol
 
 from transformers import PreTrainedModel
 
@@ -15,16 +15,24 @@ from ...drafters.protocol import Drafter
 from ...loop.draft_length import AdaptiveDrafts
 from ..contenders import CompareSettings, Contender, Run, SpecdecMethod, TransformersMethod
 from ..near_ties import Judge
-from ..rounds import play_round
+from ..rounds import Player, play_round
 from ..work_counter import Tell, Work
 from .grid import ASSISTED, PLAIN, TRANSFORMERS, BenchCell, Grid, Setting
 from .measure import BenchPrompt, Peak, measured
 
-if TYPE_CHECKING:
-    pass
+Batch = Sequence[BenchPrompt]
 
 
-OnRun = Callable[[BenchCell, int, Sequence[BenchPrompt], Run], None]
+class Timed(Protocol):
+    """What a cell did with a batch: a run, or several."""
+
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def emitted(self) -> int: ...
+
+
+OnRun = Callable[[BenchCell, int, Batch, Timed], None]
 
 
 @dataclass(frozen=True)
@@ -78,11 +86,21 @@ class Session:
         """How many are measured."""
         return len(self._methods)
 
+    @property
+    def what(self) -> dict:
+        """For JSON: all that makes the texts of one session comparable to those of another, but for models and grid."""
+        return {"prompts": [[p.id, p.category, p.tokens] for p in self.prompts]}
+
+    @property
+    def positions(self) -> int | None:
+        """That a prompt and its text have in all methods; None: as many as there is memory for."""
+        limits = [m.decoder.max_length for m in self._methods.values() if isinstance(m, SpecdecMethod)]
+        return min((n for n in limits if n is not None), default=None)
+
     def fit(self, cut: bool) -> None:
         """Refuses prompts that leave no room for the new tokens, or with ``cut`` takes as many of their last tokens as
         fit. Raises ValueError naming ``input_ids``."""
-        limits = [m.decoder.max_length for m in self._methods.values() if isinstance(m, SpecdecMethod)]
-        most, new = min((n for n in limits if n is not None), default=None), self._settings.max_new_tokens
+        most, new = self.positions, self._settings.max_new_tokens
         for i, prompt in enumerate(self.prompts):
             if most is None or len(prompt.tokens) + new <= most:
                 continue
@@ -117,14 +135,15 @@ class Session:
             full = [batch for batch in batches if len(batch) == setting.batch] or batches
             for number, cell in enumerate(cells):
                 method, first = self._methods[cell], number * len(full) // len(cells)
+                player = self._player(method)
                 for i in range(count):
                     started = self._clock()  # the first run compiles, and fills caches
-                    method.run(_tokens(full[(first + i) % len(full)]), self._settings.seed)
+                    player.run(full[(first + i) % len(full)], self._settings.seed)
                     took = self._clock() - started
                     work.did_one()
                 seconds += took
                 if isinstance(method, SpecdecMethod):
-                    method.settle([_tokens(batch) for batch in batches], self._settings.seed)
+                    self._settle(method, [[prompt.tokens for prompt in batch] for batch in batches])
             self._seconds[setting] = seconds * len(batches)
 
     def rounds(self, tell: Tell, on_run: OnRun | None = None) -> Iterator[dict]:
@@ -151,9 +170,9 @@ class Session:
 
     def _round(self, setting: Setting, number: int, work: Work, on_run: OnRun | None) -> dict:
         cells, batches = self._grid.cells(setting), self._batches(setting.batch)
-        watched = [_Watched(self._methods[cell], self.peak) for cell in cells]
+        watched = [_Watched(self._player(self._methods[cell]), self.peak) for cell in cells]
         seed = self._settings.seed + number * len(self.prompts)
-        played = play_round(watched, [_tokens(batch) for batch in batches], seed, work, number)
+        played = play_round(watched, batches, seed, work, number)
         if on_run is not None:
             for i, batch in enumerate(batches):
                 for cell, runs in zip(cells, played, strict=True):
@@ -164,17 +183,28 @@ class Session:
             "round": number,
             "greedy": greedy,
             "cells": {
-                cell.id: measured(runs, batches, max(method.peaks))
+                cell.id: self._measured(runs, batches, max(method.peaks))
                 for cell, method, runs in zip(cells, watched, played, strict=True)
             },
             "differences": self._differences(cells, batches, played) if greedy else [],
         }
 
-    def _batches(self, size: int) -> list[list[BenchPrompt]]:
+    def _batches(self, size: int) -> list[Batch]:
         return [list(self.prompts[i : i + size]) for i in range(0, len(self.prompts), size)]
 
+    # What a suite has otherwise, whose prompts are conversations.
+
+    def _player(self, method: Contender) -> Player[Batch, Any]:
+        return _Prompted(method)
+
+    def _settle(self, method: SpecdecMethod, batches: Sequence[list[list[int]]]) -> None:
+        method.settle(batches, self._settings.seed)
+
+    def _measured(self, runs: Sequence[Any], batches: Sequence[Batch], peak_memory: int) -> dict:
+        return measured(runs, batches, peak_memory)
+
     def _differences(
-        self, cells: Sequence[BenchCell], batches: Sequence[Sequence[BenchPrompt]], played: Sequence[Sequence[Run]]
+        self, cells: Sequence[BenchCell], batches: Sequence[Batch], played: Sequence[Sequence[Any]]
     ) -> list[dict]:
         """Between greedy texts and those of transformers' plain decoding, the first time that they are seen."""
         places = {prompt.id: i for i, prompt in enumerate(self.prompts)}
@@ -190,25 +220,28 @@ class Session:
         return found
 
 
-class _Watched:
-    """A method whose memory is watched."""
+class _Prompted:
+    """A method that continues prompts."""
 
-    def __init__(self, method: Contender, peak: Peak):
-        self.name, self.setting, self._method, self._peak = method.name, method.setting, method, peak
+    def __init__(self, method: Contender):
+        self._method = method
+
+    def run(self, batch: Batch, seed: int) -> Run:
+        return self._method.run([prompt.tokens for prompt in batch], seed)
+
+
+class _Watched:
+    """What plays, with its memory watched."""
+
+    def __init__(self, player: Player[Batch, Any], peak: Peak):
+        self._player, self._peak = player, peak
         self.peaks: list[int] = []
 
-    def run(self, prompts: Sequence[Sequence[int]], seed: int) -> Run:
+    def run(self, batch: Batch, seed: int) -> Any:
         self._peak.reset()
-        run = self._method.run(prompts, seed)
+        done = self._player.run(batch, seed)
         self.peaks.append(self._peak.read())
-        return run
-
-    def shortened(self, most: int) -> _Watched:
-        return _Watched(self._method.shortened(most), self._peak)
-
-
-def _tokens(batch: Sequence[BenchPrompt]) -> list[list[int]]:
-    return [prompt.tokens for prompt in batch]
+        return done
 
 
 @dataclass
