@@ -63,10 +63,12 @@ class SpeculativeDecoder:
             of other models it has to be said.
         confidence: for a draft model, from 0 (off) to below 1. A sequence's drafting ends, in each step, with the first
             token to which the model gives a smaller probability. The token itself is still verified.
+        draft_window: W >= 2, how many of the last known tokens a draft model sees, beside the first four and its own
+            drafts; None: all. It bounds the draft's memory, and its time, in long texts (``docs/decoding.md``).
         graph_bytes: memory for CUDA graphs on an NVIDIA GPU; 0 turns them off. A step is captured when its shape
             occurs for the second time, and replayed from then on. Steps with penalties, bias, processors, confidence,
-            a drafter that is neither a model nor a head (so a ``Composite``), or a target over several GPUs run without
-            graphs.
+            ``draft_window``, a drafter that is neither a model nor a head (so a ``Composite``), or a target over
+            several GPUs run without graphs.
         cache_dtype: keys and values of the target and of a draft model are rounded to this dtype if they are wider.
             The distribution is then that of the target with such a cache. None stores them in the dtype in which the
             model computes them; if that is narrower than the dtype of its hidden states (autocast), ``generate``
@@ -100,6 +102,7 @@ class SpeculativeDecoder:
         graph_bytes: int = 2 << 30,
         cache_dtype: torch.dtype | None = None,
         tree: int | None = None,
+        draft_window: int | None = None,
     ):
         if not isinstance(num_drafts, AdaptiveDrafts):
             read_count("num_drafts", num_drafts)
@@ -108,7 +111,7 @@ class SpeculativeDecoder:
         self.target = cached_model(target, "target", cache_dtype)
         if not 0 <= confidence < 1:
             refuse("confidence", confidence, "a number from 0 (off) to below 1")
-        for name, value in (("d2t", d2t), ("confidence", confidence or None)):
+        for name, value in (("d2t", d2t), ("confidence", confidence or None), ("draft_window", draft_window)):
             if value is not None and (draft is None or isinstance(draft, Drafter)):
                 refuse(name, f"a value with draft={type(draft).__name__}", "one with a model")
         # Whatever a suffix drafter proposes, ``coupled`` accepts as many of it as ``token``, and lets K adapt.
@@ -121,7 +124,7 @@ class SpeculativeDecoder:
         if draft is None or isinstance(draft, Drafter):
             self.drafter = draft
         else:
-            self.drafter = model_drafter(draft, self.target, d2t, confidence, cache_dtype)
+            self.drafter = model_drafter(draft, self.target, d2t, confidence, cache_dtype, draft_window)
         self._asked_for_trees = tree is not None
         self.nodes = 0 if tree is None else self._read_tree(tree)
         if self.drafter is not None:

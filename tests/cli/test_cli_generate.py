@@ -12,6 +12,7 @@ import torch
 from specdec import PromptLookupDrafter, SequenceState, SpeculativeDecoder, SuffixDrafter, load_model
 from specdec.cli import models
 from specdec.cli.drafters import NAMES, make_drafter
+from specdec.drafters.draft_window import DraftWindow
 from support.commands import PROMPT, invoke, refused, rows, run, save
 from support.heads import write
 
@@ -34,13 +35,14 @@ def test_drafters(monkeypatch, name, kind):
     )
     prompt = PROMPT * 2  # so that there is something to find
     plain = rows(prompt, *SHORT, "--drafter", "none")[0]
-    confidence = ("--confidence", 0.3) if name == "model" else ()
-    row = rows(prompt, *SHORT, "--drafter", name, "-k", 3, *confidence)[0]
+    own = ("--confidence", 0.3, "--draft-window", 8) if name == "model" else ()
+    row = rows(prompt, *SHORT, "--drafter", name, "-k", 3, *own)[0]
     assert row["token_ids"] == plain["token_ids"] and row["stats"]["drafted"] > 0 == plain["stats"]["drafted"]
     (_, around, k), named = made[-1]
     drafter = around.drafter  # what is around it drafts the tokens that grammars force
     assert (type(drafter).__name__, k) == (kind, 3) and named == {"tree": None}
-    assert getattr(drafter, "confidence", None) == (0.3 if confidence else None)
+    assert getattr(drafter, "confidence", None) == (0.3 if own else None)
+    assert getattr(drafter, "window", None) == (DraftWindow(8) if own else None)
     assert made[0][0][1] is None
 
 
@@ -173,6 +175,12 @@ def test_make_drafter(pair):
         (("-k", "many"), "--num-drafts: got many, allowed: an integer >= 0, or auto"),
         (("--confidence", 1), "--confidence: got 1.0, allowed: a number from 0 (off) to below 1"),
         (("--confidence", 0.5, "--drafter", "suffix"), "--confidence: got 0.5 with --drafter suffix, allowed: 0, or"),
+        (("--draft-window", 1), "--draft-window: got 1, allowed: an integer >= 2"),
+        (
+            ("--draft-window", 9, "--drafter", "suffix"),
+            "--draft-window: got 9 with --drafter suffix, allowed: none",
+        ),
+        (("--draft-window", 9, "--tree", 8), "--draft-window: got 9 with --drafter model --tree 8, allowed: none, or"),
         (("--stop", ""), "--stop: got an empty text, allowed: at least one character"),
         (("--num-return-sequences", 0), "--num-return-sequences: got 0, allowed: an integer >= 1"),
         (

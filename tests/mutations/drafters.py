@@ -28,6 +28,16 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
+        "python/specdec/drafters/draft_window.py",
+        "tests/drafters/test_draft_window.py -k missed",
+        {
+            "window-reads-what-it-has-from-the-wrong-place": (
+                "max(start - gone, SINKS)",
+                "start",
+            ),
+        },
+    ),
+    *mutations(
         "python/specdec/drafters/model.py",
         "tests/serving/test_serving_faults.py",
         {

@@ -4,6 +4,16 @@ from .mutation import Mutation, mutations
 
 MUTATIONS: list[Mutation] = [
     *mutations(
+        "python/specdec/models/cache/dropped.py",
+        "tests/drafters/test_draft_window.py -k 'first_and_the_last or moved'",
+        {
+            "positions-forget-what-was-dropped": (
+                "places + counts * (places >= self.sinks)",
+                "places + 0 * counts * (places >= self.sinks)",
+            ),
+        },
+    ),
+    *mutations(
         "python/specdec/models/cache/kv_cache.py",
         "tests/models/test_tree_attention.py",
         {

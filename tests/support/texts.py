@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import itertools
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -42,15 +43,15 @@ def assert_same_greedy(model, prompt: list[int], got: list[int], expected: list[
         assert gap < TIE, f"token {parted}: {got[parted]} instead of {expected[parted]}, {gap} below the largest logit"
 
 
-def check_text_distribution(target, draft, count: int = 30_000, **settings) -> None:
+def check_text_distribution(target, draft, count: int = 30_000, prompt: Sequence[int] = (1, 2), **settings) -> None:
     """Checks texts of three tokens over a vocabulary of five. There are 125 such texts, so chi-square has 124 degrees
     of freedom and a 99.99 % quantile of 190."""
     sampling = {"params": SamplingParams(1.3), "seed": list(range(count)), "max_new_tokens": 3}
-    result = generate(target, draft, [[1, 2]] * count, 2, **sampling, **settings)
+    result = generate(target, draft, [[*prompt]] * count, 2, **sampling, **settings)
     assert 0.2 < result.stats.alpha < 0.95
     texts = list(itertools.product(range(5), repeat=3))
     with torch.inference_mode():
-        logits = target(torch.tensor([[1, 2, *t] for t in texts])).logits[:, 1:4] / 1.3
+        logits = target(torch.tensor([[*prompt, *t] for t in texts])).logits[:, -4:-1] / 1.3
     chosen = logits.double().log_softmax(-1).gather(2, torch.tensor(texts)[..., None])
     expected = chosen.sum((1, 2)).exp() * count
     observed = torch.zeros(125, dtype=torch.float64)

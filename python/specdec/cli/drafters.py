@@ -69,6 +69,7 @@ def make_drafter(
     draft_tokenizer: PreTrainedTokenizerBase | None = None,
     memory: SuffixMemory | SuffixMemories | None = None,
     confidence: float = 0.0,
+    draft_window: int | None = None,
 ) -> Drafter | None:
     """Makes what ``SpeculativeDecoder`` takes as ``draft``.
 
@@ -80,7 +81,7 @@ def make_drafter(
         tokenizer: of the target. "universal" needs it and ``draft_tokenizer``, and so does a "model" whose vocabulary
             has another size than the target's, because each of the two pads the tokenizer's vocabulary.
         memory: of earlier outputs, for "suffix"; None: it has none.
-        confidence: for "model".
+        confidence, draft_window: for "model", as in ``SpeculativeDecoder``.
 
     Raises:
         ValueError: names the argument, what was given and what is allowed.
@@ -100,6 +101,7 @@ def make_drafter(
             tokenizer=tokenizer,
             draft_tokenizer=draft_tokenizer,
             confidence=confidence,
+            draft_window=draft_window,
         )
         assert copier is not None and rest is not None
         return Composite([copier, rest])
@@ -117,7 +119,8 @@ def make_drafter(
             if (known := ids_of_pair(target, draft, tokenizer)) is None and sizes[0] != sizes[1]:
                 given, allowed = f"a vocabulary of {sizes[1]} tokens", f"{sizes[0]}, the target's"
                 refuse("draft", given, f"{allowed}; universal (--drafter, of bench --method) takes another tokenizer")
-            return model_drafter(draft, cached_model(target, "target"), known, confidence)
+            own = cached_model(target, "target")
+            return model_drafter(draft, own, known, confidence, draft_window=draft_window)
         case "lookup":
             from ..drafters.prompt_lookup import PromptLookupDrafter
 

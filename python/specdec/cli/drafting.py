@@ -25,8 +25,9 @@ from .terminal import remark
 from .user_errors import check_counts, refuse
 
 if TYPE_CHECKING:
+    from ..drafters.protocol import Drafter
     from ..loop.draft_length import AdaptiveDrafts
-    from .models import ModelOptions
+    from .models import ModelOptions, Models
 
 EXIT_LAYERS = (None, "Layers of the target that draft, with early-exit. Default: a quarter of them.")
 WITHOUT_DRAFT = "suffix"  # drafts for a target alone: on real text it is faster than lookup
@@ -93,6 +94,12 @@ class GenerateDrafts(DraftOptions):
     confidence: float = option(
         0.0, "After a token that the draft model finds less likely than this, no more are drafted."
     )
+    draft_window: int | None = option(
+        None,
+        "The draft model sees the first four tokens and the last N alone, which bounds its memory and time in long "
+        "texts. Default: all of the text.",
+        metavar="N",
+    )
 
     def check(self, models: ModelOptions) -> None:
         super().check(models)
@@ -100,6 +107,18 @@ class GenerateDrafts(DraftOptions):
             refuse("--confidence", self.confidence, "a number from 0 (off) to below 1")
         if self.confidence and parts_of(self.drafter)[-1] != "model":
             refuse("--confidence", f"{self.confidence} with --drafter {self.drafter}", "0, or --drafter model")
+        check_counts(2, draft_window=self.draft_window)
+        if self.draft_window is not None and (parts_of(self.drafter)[-1] != "model" or self.tree is not None):
+            given = self.drafter if self.tree is None else f"{self.drafter} --tree {self.tree}"
+            refuse(
+                "--draft-window", f"{self.draft_window} with --drafter {given}", "none, or --drafter model, of chains"
+            )
+
+    def made(self, models: Models) -> Drafter | None:
+        """The drafter, of models that were loaded for it."""
+        return models.drafter(
+            self.drafter, self.exit_layers, confidence=self.confidence, draft_window=self.draft_window
+        )
 
     def for_a_job(self, models: ModelOptions) -> Self:
         """As :meth:`chosen`, with a K that no clock chooses where none was named."""

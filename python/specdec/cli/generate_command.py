@@ -176,7 +176,7 @@ def generate(
     else:
         lines = [given.line(prompt, at, defaults)]
     loaded = models.load(at, [drafts.drafter])
-    proposer = loaded.drafter(drafts.drafter, drafts.exit_layers, confidence=drafts.confidence)
+    proposer = drafts.made(loaded)
     decoder = loaded.decoder(proposer, num_drafts, drafts.nodes)
     page: Page | None = None
     if given.batch_file is None and text.num_return_sequences == 1 and not shown.as_json:

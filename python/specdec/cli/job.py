@@ -118,6 +118,7 @@ class Job:
             "max_length": self.options.max_length,
             # Jobs that began before there were these go on.
             **({} if nodes is None else {"tree": nodes}),
+            **({} if d.draft_window is None else {"draft_window": d.draft_window}),
             **({} if self.options.shard is None else {SHARD: str(self.options.part())}),
         }
 

@@ -64,7 +64,7 @@ def scheduler_of(
     from ..serving.scheduler import Scheduler
 
     loaded = models.load(at, [drafts.drafter])
-    drafter = loaded.drafter(drafts.drafter, drafts.exit_layers, confidence=drafts.confidence)
+    drafter = drafts.made(loaded)
     num_drafts = read_num_drafts(drafts.num_drafts, nodes=drafts.nodes)
     decoder = loaded.decoder(drafter, num_drafts, drafts.nodes)
     return Scheduler(decoder, rule=drafts.accept_rule, **options.scheduling()), loaded

@@ -140,6 +140,7 @@ class Models:
         exit_layers: int | None = None,
         memory: SuffixMemory | SuffixMemories | None = None,
         confidence: float = 0.0,
+        draft_window: int | None = None,
     ) -> Drafter | None:
         """The drafter of this name, as :func:`~specdec.cli.drafters.make_drafter` makes it for these models."""
         return make_drafter(
@@ -151,6 +152,7 @@ class Models:
             draft_tokenizer=self.draft_tokenizer or self.tokenizer,
             memory=memory,
             confidence=confidence,
+            draft_window=draft_window,
         )
 
     def decoder(

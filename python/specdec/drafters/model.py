@@ -21,6 +21,8 @@ from ..models.forward.prompt_parts import PromptParts
 from ..models.load.reduced_head import reduced_ids
 from ..models.load.shared_ids import ids_of_pair
 from ..models.supported import cached_model
+from .d2t import read_d2t
+from .draft_window import DraftWindow, WindowedRows
 from .drawing import Drawing
 from .protocol import BatchState, Drafter, Drafts, DraftSession, Step
 from .tree_growth import Growth, TreeGrowth
@@ -37,6 +39,7 @@ class ModelDrafter(Drafter):
             distribution. 0: off. Otherwise each draft costs one synchronisation with the device.
         columns: how many columns of its logits count, from the first; None: all of them.
         growth: how it grows trees, where the decoder asks for them.
+        window: how many of the last tokens it sees, beside the first ones; None: all of the text.
     """
 
     trees = samples_trees = True
@@ -52,7 +55,9 @@ class ModelDrafter(Drafter):
         confidence: float = 0.0,
         columns: int | None = None,
         growth: TreeGrowth | None = None,
+        window: int | None = None,
     ):
+        self.window = None if window is None else DraftWindow(window)
         self.model, self.d2t, self.confidence, self.columns = model, d2t, confidence, columns
         self.growth, self.max_length = growth or TreeGrowth(), model.max_length
 
@@ -62,12 +67,19 @@ class ModelDrafter(Drafter):
     def check(self, target: CachedModel, nodes: int, most_drafts: int) -> None:
         if nodes and self.confidence:
             refuse("confidence", f"{self.confidence} with tree={nodes}", "0")
+        if self.window is not None:
+            self.window.check(self.model, nodes)
 
     def cache_bytes(self) -> int:
-        return self.model.slot_bytes()
+        return self.model.slot_bytes() if self.window is None else 0
 
     def row_bytes(self, most_drafts: int) -> int:
-        return self.model.row_bytes(most_drafts + 1)
+        slots = self.window_slots(most_drafts) or 0
+        return self.model.row_bytes(most_drafts + 1) + slots * self.model.slot_bytes()
+
+    def window_slots(self, most_drafts: int) -> int | None:
+        """Returns the most slots of a row, however long its text is; None: there is no window."""
+        return None if self.window is None else self.model.capacity(self.window.tokens(most_drafts))
 
     def tree_slots(self, nodes: int, depth: int) -> int:
         return self.growth.slots(nodes, depth)
@@ -79,11 +91,12 @@ def model_drafter(
     d2t: torch.Tensor | Sequence[int] | None = None,
     confidence: float = 0.0,
     cache_dtype: torch.dtype | None = None,
+    draft_window: int | None = None,
 ) -> ModelDrafter:
     """Returns a drafter with the model ``draft`` for this target; the arguments are those of ``SpeculativeDecoder``.
 
     Raises:
-        ValueError: names ``draft`` or ``d2t``.
+        ValueError: names ``draft``, ``d2t`` or ``draft_window``.
     """
     if cache_dtype is not None and cache_dtype.itemsize >= computing_dtype(draft).itemsize:
         cache_dtype = None  # the draft's keys are not wider than this
@@ -101,28 +114,7 @@ def model_drafter(
         )
     if model.device != target.device:
         raise ValueError(f"draft: is on {model.device}, allowed: {target.device}, the target's device")
-    return ModelDrafter(model, ids, confidence, columns)
-
-
-def read_d2t(
-    d2t: torch.Tensor | Sequence[int], draft: CachedModel, target: CachedModel
-) -> tuple[torch.Tensor | None, int]:
-    """Checks ``d2t``. Returns the target's ids of the first n columns of the draft's logits, [n] int64, and n. The ids
-    are None if they are the target's whole vocabulary in order."""
-    ids = torch.as_tensor(d2t, device=target.device)
-    size, fed, columns = target.vocab_size, draft.num_embeddings, draft.num_outputs
-    given = f"{str(ids.dtype).removeprefix('torch.')} of shape {list(ids.shape)}"
-    same = ids.dim() == 1 and torch.equal(ids, torch.arange(len(ids), device=ids.device))
-    if fed < (len(ids) if same else size):
-        refuse("draft", f"an embedding of {fed} tokens with d2t", f"{size}: it is fed the target's tokens")
-    right = ids.dim() == 1 and (len(ids) <= columns if same else len(ids) == columns)
-    if ids.dtype not in (torch.int64, torch.int32) or not right or len(ids) == 0:
-        allowed = f"{columns} integers, one for each column of the draft's logits"
-        refuse("d2t", given, f"{allowed}, or range(n) for the first n")
-    ids = ids.to(torch.int64)
-    if (ids[1:] <= ids[:-1]).any() or not 0 <= ids[0] <= ids[-1] < size:
-        refuse("d2t", "ids that do not ascend, or are out of range", f"ascending ids from 0 to {size - 1}")
-    return None if same and len(ids) == size else ids, len(ids)
+    return ModelDrafter(model, ids, confidence, columns, window=draft_window)
 
 
 class ModelDraftSession(DraftSession):
@@ -140,7 +132,7 @@ class ModelDraftSession(DraftSession):
         self.model, self.d2t, self.confidence = drafter.model, drafter.d2t, drafter.confidence
         self.columns, self.batch = drafter.columns, batch
         self.is_shared = shared is not None
-        self.needs_host = drafter.confidence > 0
+        self.needs_host = drafter.confidence > 0 or drafter.window is not None
         # With its own cache, the draft model is first fed the last *two* known tokens: after K acceptances the last
         # draft was never fed, and writing the other token's key again costs less than a shape that depends on
         # acceptance. In the target's cache that key would replace the target's own, whose rounding may differ.
@@ -152,10 +144,15 @@ class ModelDraftSession(DraftSession):
             self.num_positions = None
         else:
             slots = min(slots, self.model.capacity(self.num_positions, tree_slots))
+        slots = min(slots, drafter.window_slots(batch.most_drafts) or slots)
         self.cache = shared or self.model.new_cache(batch.size, slots, batch.most_drafts + 1)
+        self.trash, self.windowed = self.cache.trash, None
+        if drafter.window is not None:
+            self.trash = batch.capacity - 1  # until the step is placed in the window
+            self.windowed = WindowedRows(drafter.window, self.cache, self.trash)
         self.growth = Growth(drafter.growth, batch, self.d2t)
         self.parts: PromptParts | None = None
-        if batch.prefill_chunk is not None:
+        if batch.prefill_chunk is not None and self.windowed is None:  # whose keys follow from more than a beginning
             self.parts = PromptParts(self.model.prefill_chunk, batch.prefill_chunk, batch.size)
 
     def copy_rows(self, sources: Sequence[int], rows: Sequence[int], count: int) -> None:
@@ -180,10 +177,15 @@ class ModelDraftSession(DraftSession):
             return
         # The host may not know of the last steps with drafts, whose tokens a state contains.
         committed = self.cache.committed()
-        for rows in neighbours(texts) if self.parts is None else [[row] for row in texts]:
+        if self.windowed is not None:
+            self.windowed.move(texts)
+        for rows in neighbours(texts) if self.batch.prefill_chunk is None else [[row] for row in texts]:
             # A row has two tokens or more once a token was emitted; a prompt may have one, which is fed twice.
             known = [texts[row][: max(len(texts[row]) - 2, 0)][: self.num_positions] for row in rows]
             begin = [min(max(starts[row], committed[row]), len(text)) for row, text in zip(rows, known, strict=True)]
+            if self.windowed is not None:
+                seen = [self.windowed.seen(*of_row) for of_row in zip(rows, known, begin, strict=True)]
+                known, begin = [own[0] for own in seen], [own[1] for own in seen]
             if self.parts is None:
                 self.model.extend(self.cache, known, begin, rows[0])
             else:
@@ -206,15 +208,16 @@ class ModelDraftSession(DraftSession):
         there = step.slots < end
         return dataclasses.replace(
             step,
-            visible=min(step.visible, self.cache.trash),
+            visible=min(step.visible, self.trash),
             lengths=step.lengths.clamp(max=end - 1),
             positions=step.positions * there,
-            slots=torch.where(there, step.slots, self.cache.trash),
+            slots=torch.where(there, step.slots, self.trash),
             allowed_on_device=torch.minimum(step.allowed_on_device, end + 1 - step.position).clamp(min=0),
         )
 
     def _chain(self, step: Step) -> Drafts:
         cache, lap = self.cache, self.batch.timer.lap
+        step = step if self.windowed is None else self.windowed.place(step)
         drawing = Drawing(self.batch, step, self.d2t)
         cache.lengths = step.lengths
         skipped = slice(2 - self.first, None)

@@ -13,6 +13,7 @@ from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache
 
 from ...checks import refuse
+from .dropped import Dropped
 from .features import FeatureStore
 from .kv_layer import KVLayer, LayerSlot, Slot, Writer
 from .recurrent_layer import Committed, RecurrentLayer
@@ -73,6 +74,7 @@ class StaticKVCache(Cache):
         lengths: [B] int64 on ``device``, the number of each sequence's tokens whose keys are stored. A step sets them
             before its forwards, to [n] if it has the first n rows only.
         features: what forwards over this cache record of the model's hidden states; None: nothing.
+        dropped: which tokens of its text each row has no longer; None: no row drops any.
     """
 
     layers: list[KVLayer]  # type: ignore[assignment]  # transformers declares its own kinds of layers
@@ -103,6 +105,7 @@ class StaticKVCache(Cache):
         self._committed = Committed(batch_size, window, device)
         self._used_rows: set[int] = set()  # rows that have held a sequence
         self.features: FeatureStore | None = None
+        self.dropped: Dropped | None = None
         self._compaction: Compaction | None = None
 
     def allocate(self, slots: Sequence[LayerSlot], states: Sequence[RecurrentLayer] = ()) -> None:
@@ -153,6 +156,8 @@ class StaticKVCache(Cache):
             self._used_rows.add(row)
             return
         self._committed.counts[row] = 0
+        if self.dropped is not None:
+            self.dropped.forget(row)
         for layer in self.layers:
             if layer.is_initialized:
                 layer.keys[row, :, kept:].zero_()
@@ -162,6 +167,8 @@ class StaticKVCache(Cache):
         """Prepares all rows for new sequences, where no attention reads what is in their slots now."""
         self.lengths = torch.zeros(self.rows, dtype=torch.int64, device=self._writer.device)
         self._used_rows = set(range(self.rows))
+        if self.dropped is not None:
+            self.dropped.forget(*range(self.rows))
 
     def copy_rows(self, sources: Sequence[int], rows: Sequence[int], count: int) -> None:
         """Copies what is stored of the first ``count`` tokens in the rows ``sources`` to the rows ``rows``. All is read
@@ -232,7 +239,8 @@ class StaticKVCache(Cache):
         """What is the same in two caches of a model whose tensors differ in nothing but the number of slots."""
         w, features = self._writer, self.features
         kept = None if features is None else (features.states, features.combine)
-        return w.batch_size, w.window, w.append_new, w.as_stored, w.dtype, kept
+        sinks = None if self.dropped is None else self.dropped.sinks
+        return w.batch_size, w.window, w.append_new, w.as_stored, w.dtype, kept, sinks
 
     def tensors(self) -> list[torch.Tensor]:
         """Returns all tensors of the cache that forwards read or write."""
@@ -240,6 +248,7 @@ class StaticKVCache(Cache):
         found += [self._writer.first_row(states.shape[1]) for states in self.storage()]
         for layer in self.recurrent:
             found += [part for part in (layer.inputs, *(layer.state or ())) if part is not None]
+        found += [] if self.dropped is None else [self.dropped.counts]
         return found if self.features is None else found + self.features.tensors()
 
     def _windows(self) -> list[torch.Tensor]:

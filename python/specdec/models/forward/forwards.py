@@ -116,7 +116,9 @@ class Forwards:
         cache.write_at(layout.slots, visible, first_row, keep, layout.tree, defers)
         if self._largest_id is not None:
             tokens = tokens.clamp(max=self._largest_id)
-        inputs: dict[str, Any] = {"position_ids": layout.positions} if self.takes_positions else {}
+        dropped = cache.dropped
+        positions = layout.positions if dropped is None else dropped.positions(layout.positions, first_row)
+        inputs: dict[str, Any] = {"position_ids": positions} if self.takes_positions else {}
         if cache.features is not None:
             module = cache.features.recording(module, layout.slots, first_row)
         if self.recurrent:  # whose layers need no mask, as the cache says which tokens count

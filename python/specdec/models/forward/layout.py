@@ -19,7 +19,7 @@ class Layout(NamedTuple):
     model has, and the trash slot, which no query sees.
     """
 
-    positions: torch.Tensor  # [B, q] int64
+    positions: torch.Tensor  # [B, q] int64; over a cache that has dropped tokens, as if the text had not had these
     slots: torch.Tensor  # [B, q] int64, equal to positions except for padding and the nodes of a tree
     visible: int  # slots that attention reads
     mask: Mask | None  # [B, 1, q, visible], or one for each kind of layer; None if the forward itself makes it

@@ -68,6 +68,11 @@ class OwnAttention:
             self._window = None
         self._key_index: dict[int, torch.Tensor] = {}  # by length; kept because captured steps read them
 
+    @property
+    def slides(self) -> bool:
+        """Whether some layer of the model has a sliding window."""
+        return self._window is not None
+
     def layout(self, positions: torch.Tensor, slots: torch.Tensor, visible: int, tree: Tree | None = None) -> Layout:
         """Returns the layout of a decoding forward, with the mask unless the forward makes it."""
         makes = self.forward_makes_mask(positions.shape[1], tree)
