@@ -20,14 +20,14 @@ from specdec.training.head_settings import HeadSettings
 from specdec.training.head_trainer import measure
 from specdec.training.heads import learn_dflash, learn_medusa, training_time_test
 from specdec.training.heads.learner import layer_sizes, output_ids
-from specdec.training.settings import DistillSettings, TrainSettings
+from specdec.training.settings import DistillSettings
 from specdec.training.train_heads import WrongFiles, loaded_back, mask_token, new_learner, write_files
 from support.heads import HIDDEN, LAYERS, V, predictable_target
 from support.models import TYPES, prompts, tiny_model
 from transformers import Gemma2Config, Gemma2ForCausalLM, PreTrainedModel
 
 LENGTH = 24
-RUN = DistillSettings(TrainSettings({"forward_kl": 1.0}))
+RUN = DistillSettings()
 SETTINGS = {
     "medusa": HeadSettings("medusa", RUN, depth=3),
     "eagle3": HeadSettings("eagle3", dataclasses.replace(RUN, vocabulary=24)),

@@ -53,9 +53,9 @@ class HeadSettings:
         for name in ("cache_logits", "lora"):
             if value := getattr(run, name):
                 refuse(name, f"{value} for a head", "0")
-        if run.train.gradient_checkpointing:
+        if run.gradient_checkpointing:
             refuse("gradient_checkpointing", "True for a head", "False")
-        for name in {*run.train.loss} - {*DIVERGENCES}:
+        for name in {*run.loss} - {*DIVERGENCES}:
             refuse("loss", f"{name!r} for a head", ", ".join(DIVERGENCES))
         for name in {*run.text} - {GIVEN, OWN}:
             refuse("text", f"{name!r} for a head", f"{GIVEN} or {OWN}")

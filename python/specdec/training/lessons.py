@@ -34,7 +34,7 @@ class Lessons:
         draft: PreTrainedModel | None,
         settings: DistillSettings,
     ):
-        self._given, self._sources, self._seed = given, dict(settings.text), settings.train.seed
+        self._given, self._sources, self._seed = given, dict(settings.text), settings.seed
         self._size, self._prompt, self._temperature = settings.batch_size, settings.prompt, settings.temperature
         self._at_once = -(-settings.at_once // self._size) * self._size
         self._writers: dict[str, Callable[[], SpeculativeDecoder]] = {OWN: lambda: SpeculativeDecoder(target, draft, 4)}

@@ -46,7 +46,7 @@ class Card:
 def card_text(card: Card, settings: DistillSettings, corpus: Corpus, result: Distilled) -> str:
     """Returns the Markdown of a draft's card."""
     vocabulary = f" It drafts the {settings.vocabulary:,} most frequent tokens only." if settings.vocabulary else ""
-    k = settings.train.num_drafts
+    k = settings.num_drafts
     about = (
         _front(card, "draft-model"),
         f"# A draft for {card.target}",
@@ -73,7 +73,7 @@ def head_card(card: Card, settings: HeadSettings, corpus: Corpus, result: Traine
         "Made by `specdec train-heads` for speculative decoding: it reads the target's hidden states and proposes "
         "tokens, and the target decides. It is of no use for another target.",
         _use("--drafter"),
-        f"alpha (accepted / tested drafts) and tau (tokens a step, K = {run.train.num_drafts}) of decoders with these "
+        f"alpha (accepted / tested drafts) and tau (tokens a step, K = {run.num_drafts}) of decoders with these "
         f"files, on {run.judged} held-out prompts, each continued by {run.new} tokens:",
     )
     rows = [("temperature", "alpha", "tau")]
@@ -119,7 +119,7 @@ def _markdown(
     result: Distilled,
 ) -> str:
     """Paragraphs, a table whose first row is its head, and a list that ends with what all cards say."""
-    loss, text = _mixture(run.train.loss), _mixture({_TEXTS[name]: weight for name, weight in run.text.items()})
+    loss, text = _mixture(run.loss), _mixture({_TEXTS[name]: weight for name, weight in run.text.items()})
     made = " ".join(f"{name} {version}" for name, version in card.versions.items())
     left_out = f"{corpus.duplicates:,} duplicates and {corpus.known:,} texts with evaluation prompts were left out"
     notes = [

@@ -18,8 +18,8 @@ PRECISIONS = ("no", "bf16")
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
-@dataclass(frozen=True)
-class TrainSettings:
+@dataclass(frozen=True, kw_only=True)
+class DistillSettings:
     """
     Attributes:
         loss: weights by the names in ``losses.LOSSES``.
@@ -31,29 +31,6 @@ class TrainSettings:
         gradient_checkpointing: activations are computed again in the backward pass, which takes less memory.
         every: steps between two judgements, and two checkpoints; with ``minutes`` at most an eighth of all.
         num_drafts: K, for tau.
-    """
-
-    loss: Mapping[str, float] = field(default_factory=lambda: {"forward_kl": 1.0})
-    steps: int = 1000
-    rate: float = 1e-3
-    warm_up: int = 50
-    precision: str = "no"
-    gradient_checkpointing: bool = False
-    every: int = 100
-    num_drafts: int = 4
-    seed: int = 0
-    minutes: float | None = None
-
-    def autocast(self, device: torch.device) -> torch.autocast:
-        """In which target and draft compute."""
-        return torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bf16")
-
-
-@dataclass(frozen=True)
-class DistillSettings:
-    """
-    Attributes:
-        train: how it is trained.
         text: weights by the names in ``SOURCES``: what is learned from.
         batch_size, length: texts of a step, and tokens of a text.
         at_once: texts that are written together.
@@ -69,7 +46,16 @@ class DistillSettings:
         judged: prompts, each continued by ``new`` tokens greedily and by sampling.
     """
 
-    train: TrainSettings = field(default_factory=TrainSettings)
+    loss: Mapping[str, float] = field(default_factory=lambda: {"forward_kl": 1.0})
+    steps: int = 1000
+    rate: float = 1e-3
+    warm_up: int = 50
+    precision: str = "no"
+    gradient_checkpointing: bool = False
+    every: int = 100
+    num_drafts: int = 4
+    seed: int = 0
+    minutes: float | None = None
     text: Mapping[str, float] = field(default_factory=lambda: {GIVEN: 1.0})
     batch_size: int = 4
     length: int = 256
@@ -84,15 +70,16 @@ class DistillSettings:
     judged: int = 32
     new: int = 64
 
+    def autocast(self, device: torch.device) -> torch.autocast:
+        """In which target and draft compute."""
+        return torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bf16")
+
     def check(self, vocab_size: int) -> None:
         """Raises ValueError naming what is out of range."""
-        for name in ("batch_size", "at_once", "judged", "new", "prompt"):
+        for name in ("batch_size", "at_once", "judged", "new", "prompt", "steps", "every", "num_drafts"):
             read_count(name, getattr(self, name), 1)
-        for name in ("steps", "every", "num_drafts"):
-            read_count(name, getattr(self.train, name), 1)
-        for name in ("cache_logits", "lora", "vocabulary"):
+        for name in ("cache_logits", "lora", "vocabulary", "warm_up"):
             read_count(name, getattr(self, name), 0)
-        read_count("warm_up", self.train.warm_up, 0)
         if self.length <= self.prompt:
             begun = f"a text that is written, or judged by, begins with {self.prompt} tokens of the data"
             refuse("length", self.length, f"at least {self.prompt + 1}: {begun}")
@@ -102,10 +89,10 @@ class DistillSettings:
             refuse("cache_logits", f"{self.cache_logits} without text from the data", "0")
         if 0 < self.vocabulary <= self.cache_logits:
             refuse("cache_logits", self.cache_logits, f"below {self.vocabulary}, the draft's vocabulary")
-        if not 0 < self.train.rate < float("inf"):
-            refuse("rate", self.train.rate, "a number > 0")
-        if self.train.precision not in PRECISIONS:
-            refuse("precision", repr(self.train.precision), " or ".join(PRECISIONS))
+        if not 0 < self.rate < float("inf"):
+            refuse("rate", self.rate, "a number > 0")
+        if self.precision not in PRECISIONS:
+            refuse("precision", repr(self.precision), " or ".join(PRECISIONS))
         if self.output_dtype not in DTYPES:
             refuse("output_dtype", repr(self.output_dtype), ", ".join(DTYPES))
         if not 0 <= self.temperature < float("inf"):

@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save
@@ -72,7 +71,7 @@ def train_head(
     """
     whole, run = cached_model(target, "target"), settings.run
     settings.check(whole)
-    seed, steps, name = run.train.seed, run.train.steps, (card or Card()).target
+    seed, steps, name = run.seed, run.steps, (card or Card()).target
     watch = watch or Watch()
     begun = unfinished(folder)
     watch.told(0, steps, "reading the texts")
@@ -86,9 +85,9 @@ def train_head(
         known.fill(run.batch_size, lambda done, total: watch.told(done, total, "caching the target's hidden states"))
     lessons = Lessons(given, target, None, run)
     prompts = prompts or beginnings(held, run.judged, run.prompt, seed)
-    asked: dict[str, Any] = dataclasses.asdict(settings)
-    asked |= {"run": {k: v for k, v in asked["run"].items() if k != "train"}, "target": fingerprint(target)}
-    asked |= {
+    asked = {
+        **{name: value for name, value in dataclasses.asdict(settings).items() if name != "run"},
+        "target": fingerprint(target),
         "data": digest(given.blocks),
         "held_out": digest(held),
         "prompts": digest(torch.tensor([t for p in prompts for t in p])),
@@ -100,7 +99,7 @@ def train_head(
             return None
     trainer.take_best()
     learner.head.eval()
-    k, progress = run.train.num_drafts, trainer.progress
+    k, progress = run.num_drafts, trainer.progress
     files = learner.container(name, k) if settings.format == SPECULATORS else learner.published(name)
     write_files(folder, files, DTYPES[run.output_dtype])
     watch.told(steps, steps, "loading it back")
@@ -135,7 +134,7 @@ def new_learner(settings: HeadSettings, target: CachedModel, blocks: torch.Tenso
     Raises:
         ValueError: names the setting, or what of the target such a head cannot have.
     """
-    loss, depth = settings.run.train.loss, settings.depth
+    loss, depth = settings.run.loss, settings.depth
     if settings.kind == "medusa":
         return MedusaLearner(target, loss, depth)
     if settings.kind == "mtp":
