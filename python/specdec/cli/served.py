@@ -94,7 +94,8 @@ def make_service(
 
     def make(drafter: str, rule: str) -> Scheduler:
         nodes = nodes_of(drafter, tree)
-        made = loaded.drafter(drafter, drafts.exit_layers if parts_of(drafter)[-1] == "early-exit" else None, memories)
+        layers = drafts.exit_layers if parts_of(drafter)[-1] == "early-exit" else None
+        made = loaded.drafter(drafter, layers, memory=memories)
         if nodes is None:  # requests may have predictions
             made = PredictedDrafter(made)
         decoder = loaded.decoder(made, drafts_of(drafts.num_drafts, rule, nodes), nodes)

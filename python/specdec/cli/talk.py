@@ -165,7 +165,8 @@ class Talk:
         """Changes to a drafter. Raises ValueError, and changes nothing, if it cannot draft for this target, or proposes
         no trees."""
         new = dataclasses.replace(self.settings, drafter=name, exit_layers=exit_layers, tree=tree)
-        drafter = self._models.drafter(name, exit_layers, self._memory if parts_of(name)[0] == "suffix" else None)
+        memory = self._memory if parts_of(name)[0] == "suffix" else None
+        drafter = self._models.drafter(name, exit_layers, memory=memory)
         self._decoder = self._models.decoder(drafter, new.most_drafts, new.nodes)
         self.settings = new
 

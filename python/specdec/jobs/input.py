@@ -6,13 +6,13 @@ from __future__ import annotations
 import hashlib
 import io
 import sys
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeVar
 
 from ..checks import shown
-from .lines import KEYS, STANDARD_INPUT, JobLine, LineReader, LineSettings, Prompt
+from .lines import STANDARD_INPUT, JobLine, LineReader, LineSettings, Prompt
 from .shard import WHOLE, Shard
 
 if TYPE_CHECKING:
@@ -127,7 +127,6 @@ def read_batch(
     path: Path,
     defaults: LineSettings,
     vocab_size: int,
-    keys: Sequence[str] = KEYS,
     texts: int = 1,
     tokenizer: Callable[[], PreTrainedTokenizerBase] | None = None,
 ) -> list[JobLine]:
@@ -138,7 +137,7 @@ def read_batch(
         InputError: the file cannot be read or has no prompt, a line is not right, a prompt is empty, or an id comes
             twice.
     """
-    return read_each(path, LineReader(path, defaults, vocab_size, keys, texts, tokenizer).read)
+    return read_each(path, LineReader(path, defaults, vocab_size, texts, tokenizer).read)
 
 
 L = TypeVar("L", bound=Prompt)

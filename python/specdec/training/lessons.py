@@ -40,10 +40,8 @@ class Lessons:
         self._writers: dict[str, Callable[[], SpeculativeDecoder]] = {OWN: lambda: SpeculativeDecoder(target, draft, 4)}
         if draft is not None:
             self._writers[DRAFTS] = lambda: SpeculativeDecoder(draft, None, 0)
-        self._known = (
-            0,
-            dict.fromkeys(self._sources, 0),
-        )  # a step, and how many of those before it each source has had
+        # A step, and how many of those before it each source has had.
+        self._known = (0, dict.fromkeys(self._sources, 0))
         self.written: dict[str, torch.Tensor] = {}  # not yet learned from; a part of a checkpoint
 
     def source(self, step: int) -> str:

@@ -10,8 +10,7 @@ from typing import Literal
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from ...serving.server.token_bytes import TokenBytes
-from ...serving.server.token_names import TokenNames
+from ...serving.server.token_names import TokenBytes, TokenNames
 from .server_client import Answer
 
 ReadBy = Literal["ids", "logprobs", "text"]

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from specdec_kernels import SamplingParams
 
+from ...generate import next_seed
 from ...loop.request import Request
 from .answer_reader import AnswerReader
 from .errors import ApiError
@@ -205,7 +206,7 @@ async def _plan(service: Service, body: GenerationBody, asked: EndpointRequest, 
                     prompt.tokens,
                     new,
                     params,
-                    _wrapped(seed + copy),
+                    next_seed(seed, copy),
                     eos,
                     reading.stop(prompt.tokens, stop),
                     bias,
@@ -250,11 +251,6 @@ def _new_tokens(lane: Lane, prompt: int, asked: EndpointRequest) -> int:
         )
         raise ApiError(400, message, "context_length_exceeded", asked.field)
     return new
-
-
-def _wrapped(seed: int) -> int:
-    """As a signed integer of 64 bits."""
-    return (seed + 2**63) % 2**64 - 2**63
 
 
 def _refused(field: str, what: str) -> ApiError:

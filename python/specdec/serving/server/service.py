@@ -21,8 +21,7 @@ from .lanes import Lanes
 from .metrics import Metrics
 from .server_settings import ServerSettings
 from .structured_output import Grammars
-from .token_bytes import TokenBytes
-from .token_names import TokenNames
+from .token_names import TokenBytes, TokenNames
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
