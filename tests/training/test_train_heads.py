@@ -12,9 +12,8 @@ from specdec import SpeculativeDecoder, load_embedded_pair, load_head
 from specdec.line_file import LineFile
 from specdec.models.cache.features import BEFORE_NORM
 from specdec.training.head_features import Features
-from specdec.training.head_settings import HeadSettings
 from specdec.training.model_card import Card
-from specdec.training.settings import DistillSettings
+from specdec.training.settings import DistillSettings, HeadSettings
 from specdec.training.texts import Corpus
 from specdec.training.train_heads import train_head
 from specdec.training.trainer import CHECKPOINT, RUN, Watch, log_of

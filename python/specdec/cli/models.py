@@ -136,8 +136,8 @@ class Models:
     def drafter(self, name: str, exit_layers: int | None = None, **more: Any) -> Drafter | None:
         """The drafter of this name, as :func:`~specdec.cli.drafters.make_drafter` makes it for these models, of
         whose arguments ``more`` are."""
-        tokenizers = {"tokenizer": self.tokenizer, "draft_tokenizer": self.draft_tokenizer or self.tokenizer}
-        return make_drafter(name, self.target, self.draft, exit_layers=exit_layers, **tokenizers, **more)
+        more |= {"tokenizer": self.tokenizer, "draft_tokenizer": self.draft_tokenizer or self.tokenizer}
+        return make_drafter(name, self.target, self.draft, exit_layers=exit_layers, **more)
 
     def decoder(
         self, drafter: Drafter | None, num_drafts: int | AdaptiveDrafts, nodes: int | None

@@ -134,11 +134,12 @@ def serve(
         typer.echo(f"Error: {told}", err=True)
         raise typer.Exit(2)
     at.join()
-    from ..serving.server import address, logs
+    from ..serving.server import logs
+    from ..serving.server.server_settings import bind
 
     scheduling = capacity.scheduling()
     settings = access.settings(limits, operation)
-    with address.bind(settings) as bound:
+    with bind(settings) as bound:
         logs.configure(operation.log_format, operation.log_level)
         service = make_service(at, drafts, scheduling, settings, operation.name, operation.response_template)
         run(service, bound, operation.log_format == "json")

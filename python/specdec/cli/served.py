@@ -132,9 +132,9 @@ def drafts_of(given: str, rule: str, nodes: int | None) -> int | AdaptiveDrafts:
 
 def run(service: Service, bound: socket.socket, as_json: bool) -> None:
     """Serves until a signal, and says what is served when it begins."""
-    from ..serving.server.address import url_of
     from ..serving.server.errors import ApiError
     from ..serving.server.life_cycle import Server
+    from ..serving.server.server_settings import url_of
 
     async def main() -> None:
         try:

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .layout import print_table
 from .show import RATIOS
-from .terminal import remark
+from .terminal import print_table, remark
 
 if TYPE_CHECKING:
     from ..evaluation.bench.grid import BenchCell

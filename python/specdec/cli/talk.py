@@ -14,6 +14,7 @@ from specdec_kernels import Rule, SamplingParams
 
 from ..decoder import SpeculativeDecoder
 from ..drafters.suffix import SuffixMemory
+from ..jobs.signals import stop_once
 from ..loop.draft_length import AdaptiveDrafts
 from ..loop.sequence import Request
 from ..sampling.grammar import Grammar
@@ -22,7 +23,6 @@ from ..stopping import StoppingCriteria, StopStrings
 from . import drafting, models
 from .conversation import Conversation
 from .drafters import CHOICES, NAMES, is_drafter, nodes_of, parts_of
-from .interrupt import stop_once
 from .one_row import OneRow
 from .show import Page, in_short, print_stats, print_troubles
 from .terminal import remark

@@ -10,8 +10,7 @@ import transformers
 
 import specdec_kernels
 
-from .head_settings import HeadSettings, TrainedHead
-from .settings import DRAFTS, GIVEN, OWN, Distilled, DistillSettings
+from .settings import DRAFTS, GIVEN, OWN, Distilled, DistillSettings, HeadSettings, TrainedHead
 from .texts import Corpus
 
 NOT_SAID = "not said"

@@ -22,7 +22,6 @@ from ..models.forward.cached_model import CachedModel
 from ..models.supported import cached_model
 from ..prompts import read_eos
 from .head_features import CachedFeatures, Features
-from .head_settings import SPECULATORS, HeadSettings, TrainedHead
 from .head_trainer import HeadTrainer, measure
 from .heads.learn_dflash import DflashLearner
 from .heads.learn_eagle3 import Eagle3Learner
@@ -33,7 +32,7 @@ from .held_out import beginnings
 from .lessons import Lessons, Packed, encoded
 from .model_card import Card, head_card
 from .reduced_vocabulary import most_frequent
-from .settings import DTYPES
+from .settings import DTYPES, SPECULATORS, HeadSettings, TrainedHead
 from .shards import digest, fingerprint
 from .texts import Corpus
 from .trainer import Watch, finish, unfinished

@@ -1,4 +1,4 @@
-"""What a request must be before a route sees it."""
+"""What a request must be before a route sees it, and how many of them an owner may send in a minute."""
 
 from __future__ import annotations
 

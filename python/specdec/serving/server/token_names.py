@@ -1,5 +1,5 @@
 """Log-probabilities as OpenAI's two endpoints and vLLM's ``prompt_logprobs`` have them. All are of the model's own
-distribution, before temperature, penalties and filters."""
+distribution, before temperature, penalties and filters. Tokens are named by the bytes that they stand for in texts."""
 
 from __future__ import annotations
 
