@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from specdec_kernels import Rule, SamplingParams
 
@@ -18,6 +18,7 @@ from ..jobs.signals import stop_once
 from ..loop.draft_length import AdaptiveDrafts
 from ..loop.sequence import Request
 from ..sampling.grammar import Grammar
+from ..sampling.grammar_source import GrammarSource
 from ..stats import Stats
 from ..stopping import StoppingCriteria, StopStrings
 from . import drafting, models
@@ -26,9 +27,6 @@ from .drafters import CHOICES, NAMES, is_drafter, nodes_of, parts_of
 from .one_row import OneRow
 from .show import Page, in_short, print_stats, print_troubles
 from .terminal import remark
-
-if TYPE_CHECKING:
-    from ..sampling.grammar_source import GrammarSource
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 

@@ -9,14 +9,13 @@ import sys
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeVar
+from typing import Any, NamedTuple, TextIO, TypeVar
+
+from transformers import PreTrainedTokenizerBase
 
 from ..checks import shown
 from .lines import STANDARD_INPUT, JobLine, LineReader, LineSettings, Prompt
 from .shard import WHOLE, Shard
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 LONGEST = 2**24  # characters of a line, or of a file that is one prompt
 

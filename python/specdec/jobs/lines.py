@@ -7,7 +7,9 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
 
 from specdec_kernels import SamplingParams
 
@@ -18,9 +20,6 @@ from ..sampling.grammar import check_source
 from ..sampling.grammar_source import GrammarSource
 from ..sampling.schema_checks import Written
 from ..stopping import read_stop_strings
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 SAMPLING = ("temperature", *SamplingParams.FILTERS, *SamplingParams.PENALTIES)
 GRAMMARS = ("json_schema", "regex")

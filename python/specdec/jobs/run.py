@@ -6,22 +6,20 @@ import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import Protocol, cast
+
+from transformers import PreTrainedTokenizerBase
 
 from ..generate import next_seed
 from ..loop.request import Request
+from ..loop.sequence import SequenceState
+from ..sampling.grammar import Grammar, GrammarCompiler
+from ..sampling.grammar_source import GrammarSource
 from ..stopping import StopStrings
 from .lines import JobLine
 from .output import COUNTS, COUNTS_BY_POSITION, Results, Totals
 from .result_line import result_line
 from .signals import Signals
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-    from ..loop.sequence import SequenceState
-    from ..sampling.grammar import Grammar, GrammarCompiler
-    from ..sampling.grammar_source import GrammarSource
 
 
 class Runner(Protocol):

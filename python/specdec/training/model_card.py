@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import transformers
@@ -33,13 +33,6 @@ class Card:
     data: str = NOT_SAID
     licence: str = NOT_SAID
     command: str = ""
-    versions: Mapping[str, str] = field(
-        default_factory=lambda: {
-            "specdec": specdec_kernels.__version__,
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        }
-    )
 
 
 def card_text(card: Card, settings: DistillSettings, corpus: Corpus, result: Distilled) -> str:
@@ -119,14 +112,14 @@ def _markdown(
 ) -> str:
     """Paragraphs, a table whose first row is its head, and a list that ends with what all cards say."""
     loss, text = _mixture(run.loss), _mixture({_TEXTS[name]: weight for name, weight in run.text.items()})
-    made = " ".join(f"{name} {version}" for name, version in card.versions.items())
+    versions = f"torch {torch.__version__} transformers {transformers.__version__}"
     left_out = f"{corpus.duplicates:,} duplicates and {corpus.known:,} texts with evaluation prompts were left out"
     notes = [
         *notes,
         f"Data: {card.data}; licence: {card.licence}. {len(corpus.training):,} texts; {left_out}.",
         f"Learned from: {text}. Loss: {loss}. {result.steps:,} steps of {run.batch_size} texts of {run.length} tokens, "
         f"{result.seconds / 60:.1f} minutes; the weights are those of step {result.best_step:,}.",
-        f"Versions: {made}.",
+        f"Versions: specdec {specdec_kernels.__version__} {versions}.",
         *([f"Command: `{card.command}`"] if card.command else []),
     ]
     head, *rows = (f"| {' | '.join(row)} |" for row in table)

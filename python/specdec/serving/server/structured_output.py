@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
+
+from transformers import PreTrainedTokenizerBase
 
 from ...sampling.grammar import Grammar, GrammarCompiler
 from ...sampling.grammar_limits import LANES
@@ -13,9 +15,6 @@ from .call_grammar import CallGrammar
 from .errors import ApiError, queue_full
 from .lanes import Lane
 from .request_bodies import GenerationBody, ResponseFormat, StructuredOutputs
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 _Asked: TypeAlias = ResponseFormat | StructuredOutputs | CallGrammar
 _MOST_WAITING = 256  # for their grammars; as many texts may wait for rows

@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+from transformers import PreTrainedTokenizerBase
 
 from ...chat_template import chat_tokens, template_text
 from ...checks import refuse, shown
@@ -18,9 +20,6 @@ from .errors import ApiError
 from .messages import NamedTool
 from .request_bodies import ChatRequest
 from .service import Service
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 _UNSUPPORTED = ("unsupported_parameter", "tools")
 
