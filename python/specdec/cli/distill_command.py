@@ -132,11 +132,11 @@ def distill(
 
 
 def _picture(output: Path) -> None:
-    from ..training.curves import NoMatplotlib, draw
+    from ..training.curves import draw
 
     try:
         draw(output)
-    except NoMatplotlib:
+    except ImportError:
         remark('no picture of the curves without matplotlib: pip install "specdec-kernels[train]"')
     except OSError as error:  # the draft itself is saved
         remark(f"no picture of the curves: {error}", "red")

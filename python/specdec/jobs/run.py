@@ -6,7 +6,7 @@ import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Protocol, cast
+from typing import cast
 
 from transformers import PreTrainedTokenizerBase
 
@@ -15,20 +15,12 @@ from ..loop.request import Request
 from ..loop.sequence import SequenceState
 from ..sampling.grammar import Grammar, GrammarCompiler
 from ..sampling.grammar_source import GrammarSource
+from ..serving.scheduler import Scheduler
 from ..stopping import StopStrings
 from .lines import JobLine
 from .output import COUNTS, COUNTS_BY_POSITION, Results, Totals
 from .result_line import result_line
 from .signals import Signals
-
-
-class Runner(Protocol):
-    """The part of a scheduler that a job uses."""
-
-    @property
-    def drafter_error(self) -> str | None: ...
-
-    def run(self, requests: Iterable[Request]) -> Iterator[SequenceState]: ...
 
 
 class RequestMaker:
@@ -73,7 +65,7 @@ class RequestMaker:
 
 
 def decode_lines(
-    scheduler: Runner, lines: Iterable[JobLine], tokenizer: PreTrainedTokenizerBase, make: RequestMaker
+    scheduler: Scheduler, lines: Iterable[JobLine], tokenizer: PreTrainedTokenizerBase, make: RequestMaker
 ) -> Iterator[dict]:
     """Yields the results of lines, in the order in which their texts end. ``make`` makes the requests of lines."""
     for decoded in scheduler.run(make(line) for line in lines):

@@ -10,6 +10,8 @@ import torch
 
 
 class Group(NamedTuple):
+    """A control group of this process (versions 1 and 2), of those that limit its memory and its CPUs on Linux."""
+
     folder: Path  # where its limits are; in a container it may not exist
     version: int
 

@@ -1,4 +1,5 @@
-"""The processes over which a model's weights are divided: torchrun starts them, and they meet here."""
+"""The processes over which a model's weights are divided: torchrun starts them, and they meet here.
+Who leads those of a model is known without torch.distributed."""
 
 from __future__ import annotations
 

@@ -103,6 +103,8 @@ def _troubles(file: GgufFile) -> Iterator[str]:
         yield "it has no vocabulary (tokenizer.ggml.tokens)"
 
 
+# ---- What the keys may say
+
 _ID = fields.Number(-1, 2**32 - 1)  # one that the vocabulary does not have counts as none
 OF_MODEL: Mapping[str, fields.Field] = {
     "block_count": fields.Number(1, 2**16),
