@@ -210,8 +210,8 @@ class _GrowingLayer:
 def learn_in_turn(
     head: DraftsInTurn, lesson: Lesson, depth: int, weights: Mapping[str, float]
 ) -> tuple[torch.Tensor, list[float]]:
-    """The training-time test (EAGLE-3, arXiv 2503.01840, section 3.2): a head whose drafts take one forward each goes on
-    from its own outputs, as it will when it drafts. Returns the loss, and how often the token of each depth is the
+    """The training-time test (EAGLE-3, arXiv 2503.01840, section 3.2): a head whose drafts take one forward each goes
+    on from its own outputs, as it will when it drafts. Returns the loss, and how often the token of each depth is the
     target's.
 
     Row t begins with the pair of the feature of token t and token t + 1, which is about token t + 2. At depth i it has
