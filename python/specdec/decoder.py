@@ -5,10 +5,9 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specdec_kernels import Rule
 
@@ -36,9 +35,6 @@ from .models.supported import cached_model, why_no_trees
 from .prompts import check_room, read_eos
 from .sampling.grammar import GrammarCompiler
 from .sampling.grammar_masks import GrammarError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 
 class SpeculativeDecoder:

@@ -9,8 +9,7 @@ import sys
 import click
 import pytest
 from specdec.cli import app, show, terminal
-from specdec.cli.layout import print_table
-from specdec.cli.terminal import remark, visible, write
+from specdec.cli.terminal import print_table, remark, visible, write
 from specdec.result import Producer
 from support.commands import PROMPT, rows, run
 from typer.main import get_command

@@ -24,8 +24,7 @@ from specdec.evaluation.advise.costs import (
 )
 from specdec.evaluation.advise.machine_trouble import Shares, Threads, shares, time_threads
 from specdec.evaluation.advise.new_draft import GOOD_ALPHA, describe, new_draft, pays_from
-from specdec.evaluation.advise.prediction import MARGIN, best, more_accepted, predict
-from specdec.evaluation.advise.tried import Memory, Tried
+from specdec.evaluation.advise.prediction import MARGIN, Memory, Tried, best, more_accepted, predict
 from specdec.evaluation.advise.words import say, verdict
 from specdec.loop.batch import Batch
 from specdec.loop.draft_length import RowResult

@@ -19,8 +19,7 @@ from specdec.drafters.model import ModelDrafter
 from specdec.evaluation.near_ties import Judge
 from specdec.evaluation.verify import VerifySettings, cells, verify
 from specdec.evaluation.verify.distributions import PlainDistribution, rank_tests, token_tests
-from specdec.evaluation.verify.race_noise import RaceNoise
-from specdec.evaluation.verify.text_check import TextCheck
+from specdec.evaluation.verify.text_check import RaceNoise, TextCheck
 from specdec.models.supported import cached_model
 from support.commands import invoke, refused, run
 from support.model_types import model_of

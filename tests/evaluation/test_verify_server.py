@@ -13,8 +13,7 @@ from specdec import SpeculativeDecoder
 from specdec.evaluation.near_ties import Judge
 from specdec.evaluation.verify import ServerClient, ServerError, VerifySettings, verify_server
 from specdec.evaluation.verify.distributions import PlainDistribution, rank_tests
-from specdec.evaluation.verify.server_client import Answer
-from specdec.evaluation.verify.token_reader import TokenReader
+from specdec.evaluation.verify.server_client import Answer, TokenReader
 from specdec.serving.scheduler import Scheduler
 from support.commands import invoke, refused
 from support.completions_server import DecoderAnswers, completions_server

@@ -24,7 +24,7 @@ from specdec import (
 )
 from specdec.drafters import BatchState, Drafter, Drafts, DraftSession, Step
 from specdec.evaluation.near_ties import Judge
-from specdec.evaluation.verify.race_noise import RaceNoise
+from specdec.evaluation.verify.text_check import RaceNoise
 from support.texts import prompts_of
 
 from specdec_kernels import SamplingParams

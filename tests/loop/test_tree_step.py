@@ -8,7 +8,7 @@ import pytest
 import torch
 from specdec import FinishReason, Producer, PromptLookupDrafter, Request, Scheduler, SpeculativeDecoder
 from specdec.drafters import BatchState, Drafter, Drafts, DraftSession, Step
-from specdec.drafters.branching import Branches, as_trees
+from specdec.drafters.copying import Branches, as_trees
 from specdec.drafters.prompt_lookup import NgramIndex
 from specdec.models.forward.cached_model import CachedModel
 from support.dropped import drops_drafter

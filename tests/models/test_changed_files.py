@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from specdec import load_model
 from specdec.fields import MOST, Number
-from specdec.models.load.gguf.fields import OF_FILE, OF_MODEL
+from specdec.models.load.gguf.file import OF_FILE, OF_MODEL
 from specdec.models.load.loading import load_tokenizer, read_config
 from support.mutated import DAILY, VALUES, changed, entries, outcome
 

@@ -19,7 +19,7 @@ from specdec.models.exchanged.packed_weights import (
     rows_of,
 )
 from specdec.models.exchanged.stored_weights import pack_weights
-from specdec.models.load import build, plan
+from specdec.models.load import loading, plan
 from specdec.models.load.location import Location
 from specdec.models.load.reduced_head import reduce_head
 from specdec.models.load.saved_model import read_saved
@@ -192,7 +192,7 @@ def folder(tmp_path):
 
 def test_loading(folder, monkeypatch):
     """Ours, whether bitsandbytes is there or not."""
-    monkeypatch.setattr(build, "by_bitsandbytes", None)
+    monkeypatch.setattr(loading, "by_bitsandbytes", None)
     model = load_model(folder, bits=8)
     for module in model.modules():  # those of no whole blocks stay stored as they were
         if isinstance(module, nn.Linear):

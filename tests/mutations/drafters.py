@@ -138,7 +138,7 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "python/specdec/drafters/branching.py",
+        "python/specdec/drafters/copying.py",
         "tests/loop/test_tree_step.py",
         {
             "branches-share-equal-tokens-alone": (

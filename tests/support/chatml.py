@@ -15,9 +15,9 @@ import torch
 from specdec import Request, Scheduler, SpeculativeDecoder
 from specdec.drafters.predicted import PredictedDrafter
 from specdec.serving.server import plan
-from specdec.serving.server.address import url_of
 from specdec.serving.server.lanes import Lanes
 from specdec.serving.server.life_cycle import Server
+from specdec.serving.server.server_settings import url_of
 from specdec.serving.server.service import Service
 from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -14,10 +14,9 @@ from contextlib import contextmanager
 from playwright.sync_api import Browser, Page, expect
 from specdec import Scheduler, SpeculativeDecoder
 from specdec.drafters.prompt_lookup import PromptLookupDrafter
-from specdec.serving.server.address import bind, url_of
 from specdec.serving.server.lanes import Lanes
 from specdec.serving.server.life_cycle import Server
-from specdec.serving.server.server_settings import ServerSettings
+from specdec.serving.server.server_settings import ServerSettings, bind, url_of
 from specdec.serving.server.service import Service
 
 CHROMIUM = shutil.which("chromium")

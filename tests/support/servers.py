@@ -10,10 +10,9 @@ from typing import Any
 
 from fastapi import FastAPI
 from specdec import Scheduler
-from specdec.serving.server.address import bind
 from specdec.serving.server.lanes import Lanes
 from specdec.serving.server.life_cycle import Server
-from specdec.serving.server.server_settings import ServerSettings
+from specdec.serving.server.server_settings import ServerSettings, bind
 from specdec.serving.server.service import Service
 
 JSON = b"Content-Type: application/json\r\n"

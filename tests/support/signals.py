@@ -20,8 +20,8 @@ from typing import Any, NamedTuple, TextIO
 
 import torch
 from specdec import load_embedded_pair
-from specdec.serving.server.address import bind
 from specdec.serving.server.life_cycle import Server
+from specdec.serving.server.server_settings import bind
 from specdec.serving.server.service import Service
 
 from support.tiny_service import NAME, is_idle, tiny_service

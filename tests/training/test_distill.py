@@ -19,15 +19,16 @@ from specdec.line_file import WriteError
 from specdec.models.load.loading import load_model
 from specdec.training.distill import distill, read_loss, read_text
 from specdec.training.model_card import Card
-from specdec.training.settings import DistillSettings, TrainSettings
+from specdec.training.settings import DistillSettings
 from specdec.training.starts import cut
 from specdec.training.texts import Corpus
 from specdec.training.trainer import RUN, Watch, log_of
 from support.commands import invoke, refused
 from support.short_training import shorten
 
-TRAIN = TrainSettings({"forward_kl": 1.0}, steps=6, rate=1e-3, warm_up=2, every=3)
-SHORT = DistillSettings(TRAIN, batch_size=2, length=32, at_once=2, prompt=8, judged=4, new=8)
+SHORT = DistillSettings(
+    steps=6, rate=1e-3, warm_up=2, every=3, batch_size=2, length=32, at_once=2, prompt=8, judged=4, new=8
+)
 CODE = "def read(self, size=-1):\n    '''Read and return up to size bytes.'''\n    return self.buffer[:size]\n\n\n"
 
 
@@ -49,9 +50,8 @@ def run(models, corpus, folder, settings=SHORT, **more):
 
 
 def test_a_draft_that_is_better_in_a_folder_that_loads(models, corpus, tmp_path):
-    train = dataclasses.replace(TRAIN, steps=30, rate=3e-3, every=10)
     told = []
-    settings = dataclasses.replace(SHORT, train=train)
+    settings = dataclasses.replace(SHORT, steps=30, rate=3e-3, every=10)
     card = Card("a target", "a draft", "own lines", "CC0", "specdec distill")
     done = run(models, corpus, tmp_path / "out", settings, card=card, watch=Watch(lambda *how: told.append(how)))
     assert done.steps == 30 and done.best_step > 0
@@ -134,9 +134,9 @@ def test_adapters_are_merged(models, corpus, tmp_path):
         ({"cache_logits": 4, "text": {"target": 1.0}}, "cache_logits: got 4 without text from the data"),
         ({"output_dtype": "int8"}, "output_dtype: got 'int8'"),
         ({"temperature": -1.0}, "temperature: got -1.0"),
-        ({"train": TrainSettings(steps=0)}, "steps: got 0"),
-        ({"train": TrainSettings(rate=float("nan"))}, "rate: got nan"),
-        ({"train": TrainSettings(precision="fp8")}, "precision: got 'fp8', allowed: no or bf16"),
+        ({"steps": 0}, "steps: got 0"),
+        ({"rate": float("nan")}, "rate: got nan"),
+        ({"precision": "fp8"}, "precision: got 'fp8', allowed: no or bf16"),
         ({"judged": 0}, "judged: got 0"),
         ({"length": 5000}, "data: got .* tokens, allowed: at least"),
     ],
@@ -291,11 +291,11 @@ def test_with_texts_that_are_there_it_goes_on(alone, tmp_path):
 
 def test_minutes_say_how_many_steps(models, corpus, tmp_path):
     said = []
-    train = dataclasses.replace(TRAIN, steps=10_000, minutes=1e-9, every=1)
-    done = run(models, corpus, tmp_path / "out", dataclasses.replace(SHORT, train=train), watch=Watch(say=said.append))
+    settings = dataclasses.replace(SHORT, steps=10_000, minutes=1e-9, every=1)
+    done = run(models, corpus, tmp_path / "out", settings, watch=Watch(say=said.append))
     assert done.steps == 1 and "1 steps of" in said[-1]
-    train = dataclasses.replace(TRAIN, steps=3, minutes=1000.0)
-    assert run(models, corpus, tmp_path / "other", dataclasses.replace(SHORT, train=train)).steps == 3
+    settings = dataclasses.replace(SHORT, steps=3, minutes=1000.0)
+    assert run(models, corpus, tmp_path / "other", settings).steps == 3
 
 
 @pytest.mark.parametrize("writes", ["checkpoint", pytest.param("log", marks=pytest.mark.nightly)])

@@ -16,18 +16,18 @@ from specdec.models.cache.features import FeatureStore
 from specdec.models.cache.kv_cache import visible_slots
 from specdec.models.supported import cached_model
 from specdec.training.head_features import CachedFeatures, Features
-from specdec.training.head_settings import HeadSettings
 from specdec.training.head_trainer import measure
-from specdec.training.heads import learn_dflash, learn_medusa, training_time_test
+from specdec.training.heads import learn_dflash, learn_medusa
+from specdec.training.heads import learner as learning
 from specdec.training.heads.learner import layer_sizes, output_ids
-from specdec.training.settings import DistillSettings, TrainSettings
+from specdec.training.settings import DistillSettings, HeadSettings
 from specdec.training.train_heads import WrongFiles, loaded_back, mask_token, new_learner, write_files
 from support.heads import HIDDEN, LAYERS, V, predictable_target
 from support.models import TYPES, prompts, tiny_model
 from transformers import Gemma2Config, Gemma2ForCausalLM, PreTrainedModel
 
 LENGTH = 24
-RUN = DistillSettings(TrainSettings({"forward_kl": 1.0}))
+RUN = DistillSettings()
 SETTINGS = {
     "medusa": HeadSettings("medusa", RUN, depth=3),
     "eagle3": HeadSettings("eagle3", dataclasses.replace(RUN, vocabulary=24)),
@@ -115,7 +115,7 @@ def test_what_it_learns_from_is_what_it_drafts_from(name, monkeypatch):
     for weight in learner.head.parameters():
         if weight.dim() == 2:
             torch.nn.init.normal_(weight, std=0.3)
-    for module in (training_time_test, learn_dflash, learn_medusa):
+    for module in (learning, learn_dflash, learn_medusa):
         monkeypatch.setattr(module, "agreement", lambda ours, *others: recorded.append(ours) or 0.0)
     learner.learn(features(target, learner).lesson(text()), torch.Generator().manual_seed(4))
     begins = torch.randperm(LENGTH - depth, generator=torch.Generator().manual_seed(4)).tolist()
@@ -268,7 +268,7 @@ def test_cached_features_are_those_of_each_step(tmp_path, states, monkeypatch):
 def test_a_loss_is_over_the_tokens_that_a_head_drafts(tmp_path, vocabulary, monkeypatch):
     """With the target's distribution over them alone, whether its logits are made of cached states or not."""
     target, blocks, recorded = cached_model(model(), "target"), torch.cat([text(), text().flip(1)]), []
-    monkeypatch.setattr(training_time_test, "agreement", lambda ours, *others: recorded.append(ours) or 0.0)
+    monkeypatch.setattr(learning, "agreement", lambda ours, *others: recorded.append(ours) or 0.0)
     settings = HeadSettings("eagle3", dataclasses.replace(RUN, vocabulary=vocabulary))
     learner = new_learner(settings, target, blocks, None)
     online = features(target, learner)

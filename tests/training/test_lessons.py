@@ -8,7 +8,7 @@ import pytest
 import torch
 from specdec import SpeculativeDecoder
 from specdec.training.lessons import Lessons, Packed
-from specdec.training.settings import DistillSettings, TrainSettings
+from specdec.training.settings import DistillSettings
 from support.models import tiny_model, tunable_pair
 
 from specdec_kernels import SamplingParams
@@ -19,7 +19,7 @@ SIZE, LENGTH, PROMPT = 2, 12, 4
 def lessons(sources: dict[str, float], draft=None, seed: int = 0) -> Lessons:
     given = Packed([list(range(100))] * 3, LENGTH, SIZE, seed)
     target, own = tunable_pair(0.4)
-    settings = DistillSettings(TrainSettings(seed=seed), sources, SIZE, LENGTH, at_once=5, prompt=PROMPT)
+    settings = DistillSettings(seed=seed, text=sources, batch_size=SIZE, length=LENGTH, at_once=5, prompt=PROMPT)
     return Lessons(given, target, own if draft is None else draft, settings)
 
 

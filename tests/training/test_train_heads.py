@@ -12,9 +12,8 @@ from specdec import SpeculativeDecoder, load_embedded_pair, load_head
 from specdec.line_file import LineFile
 from specdec.models.cache.features import BEFORE_NORM
 from specdec.training.head_features import Features
-from specdec.training.head_settings import HeadSettings
 from specdec.training.model_card import Card
-from specdec.training.settings import DistillSettings, TrainSettings
+from specdec.training.settings import DistillSettings, HeadSettings
 from specdec.training.texts import Corpus
 from specdec.training.train_heads import train_head
 from specdec.training.trainer import CHECKPOINT, RUN, Watch, log_of
@@ -24,8 +23,9 @@ from support.short_training import shorten
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel, Qwen2Config, Qwen3Config
 
 CODE = "def read(self, size=-1):\n    '''Read and return up to size bytes.'''\n    return self.buffer[:size]\n\n\n"
-TRAIN = TrainSettings({"forward_kl": 1.0}, steps=6, rate=3e-3, warm_up=2, every=3)
-SHORT = DistillSettings(TRAIN, batch_size=2, length=32, at_once=2, prompt=8, judged=2, new=8)
+SHORT = DistillSettings(
+    steps=6, rate=3e-3, warm_up=2, every=3, batch_size=2, length=32, at_once=2, prompt=8, judged=2, new=8
+)
 KINDS = {
     "medusa": HeadSettings("medusa", SHORT, depth=3),
     "eagle3": HeadSettings("eagle3", dataclasses.replace(SHORT, vocabulary=500), 3, layer_ids=(1, 2)),
@@ -62,9 +62,8 @@ def changed_run(kind: str, **how) -> HeadSettings:
 
 def longer(kind: str) -> HeadSettings:
     """On greedy texts of the target."""
-    train = dataclasses.replace(TRAIN, steps=40, every=20)
     how = {"text": {"target": 1.0}, "temperature": 0.0, "at_once": 32, "judged": 4, "new": 16}
-    return changed_run(kind, train=train, **how)
+    return changed_run(kind, steps=40, every=20, **how)
 
 
 @pytest.mark.parametrize(
@@ -213,9 +212,9 @@ def test_wrong_settings_are_refused(models, corpus, tmp_path, kind, changed, tol
         ({"vocabulary": 9}, "vocabulary: got 9 for medusa, allowed: 0, or kind eagle3"),
         ({"lora": 4}, "lora: got 4 for a head"),
         ({"text": {"draft": 1.0}}, "text: got 'draft' for a head, allowed: data or target"),
-        ({"train": TrainSettings({"data": 1.0})}, "loss: got 'data' for a head"),
-        ({"train": TrainSettings(gradient_checkpointing=True)}, "gradient_checkpointing: got True"),
-        ({"train": TrainSettings(steps=0)}, "steps: got 0"),
+        ({"loss": {"data": 1.0}}, "loss: got 'data' for a head"),
+        ({"gradient_checkpointing": True}, "gradient_checkpointing: got True"),
+        ({"steps": 0}, "steps: got 0"),
         ({"length": 12}, "length: got 12, allowed: at least 16"),
         ({"length": 4000}, "length: got 4000, allowed: up to"),
         ({"length": 2000}, "data: got .* tokens, allowed: at least"),

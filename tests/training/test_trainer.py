@@ -14,7 +14,7 @@ from specdec.training import trainer, trainer_checkpoint
 from specdec.training.cached_logits import CachedLogits
 from specdec.training.held_out import Worth, write
 from specdec.training.lessons import Lessons, Packed
-from specdec.training.settings import DistillSettings, TrainSettings
+from specdec.training.settings import DistillSettings
 from specdec.training.trainer import BEST, CHECKPOINT, LOG, Diverged, Trainer, Watch
 from support.models import prompts, tunable_pair
 
@@ -27,12 +27,12 @@ class Killed(Exception):
     pass
 
 
-def made(folder, settings: TrainSettings | None = None, sources=SOURCES, cache: int = 0, **asked) -> Trainer:
+def made(folder, settings: DistillSettings | None = None, sources=SOURCES, cache: int = 0, **asked) -> Trainer:
     target, draft = tunable_pair(0.4)
     draft = copy.deepcopy(draft)
     given = Packed([t for p in prompts(60, 10, 10) for t in [p]], 16, 2, 0)
     lessons = Lessons(given, target, draft, DistillSettings(text=sources, batch_size=2, at_once=4, prompt=4))
-    settings = settings or TrainSettings(LOSS, STEPS, 1e-3, 3, every=4, num_drafts=2)
+    settings = settings or DistillSettings(loss=LOSS, steps=STEPS, warm_up=3, every=4, num_drafts=2)
     folder.mkdir(exist_ok=True)
     cached = None
     if cache:
@@ -174,7 +174,7 @@ def test_the_log_of_lost_steps_is_cut(whole, tmp_path):
 
 def test_cached_distributions_are_those_of_the_target(tmp_path):
     """All but one token, so nothing is left out."""
-    settings = TrainSettings(LOSS, 4, 1e-3, 3, every=4)
+    settings = DistillSettings(loss=LOSS, steps=4, warm_up=3, every=4)
     online, cached = made(tmp_path / "a", settings, {"data": 1.0}), made(tmp_path / "b", settings, {"data": 1.0}, 100)
     for training in (online, cached):
         training.run(Watch())
@@ -225,7 +225,7 @@ def test_gradient_checkpointing_and_bfloat16_learn_alike(tmp_path):
     settings = {"loss": {"forward_kl": 1.0}, "steps": 4, "every": 4, "num_drafts": 2, "warm_up": 1}
     found = {}
     for name, more in {"plain": {}, "again": {"gradient_checkpointing": True}, "bf16": {"precision": "bf16"}}.items():
-        training = made(tmp_path / name, TrainSettings(**settings, **more), {"data": 1.0})
+        training = made(tmp_path / name, DistillSettings(**settings, **more), {"data": 1.0})
         training.run(Watch())
         found[name] = weights(training)
     assert same(found["plain"], found["again"])

@@ -78,7 +78,7 @@ def test_parquet_and_saved_datasets(tmp_path, tokenizer):
         ('{"text": "a"}\n{"text": b}\n', r"line 2 of .*x.jsonl' \(Expecting value"),
         ("[1]\n", r"line 1 of .*, \[1\], allowed: an object"),
         ('{"texts": "a"}\n', "line 1 of .*, with the keys .*texts.*allowed: one of text, messages, prompt"),
-        ('{"text": 3}\n', "line 1 of .*, text: 3, allowed: a text"),
+        ('{"text": 3}\n', "line 1 of .*: text: got 3, allowed: a text"),
         ('{"text": "\\ud800"}\n', "lone surrogates"),
         ('{"messages": [{"role": "cat", "content": "x"}]}\n', "line 1 of .*messages: got"),
         ("\n", "without a text"),

@@ -18,12 +18,12 @@ from .convert_command import convert
 from .distill_command import distill
 from .doctor_command import doctor
 from .generate_command import generate
-from .layout import UNLIMITED
 from .merge_command import merge
 from .option_groups import GroupedCommand
 from .report_command import report
 from .serve_command import ENVIRONMENT, serve
 from .simulate_command import simulate
+from .terminal import UNLIMITED
 from .train_heads_command import train_heads
 from .verify_command import verify
 

@@ -12,11 +12,10 @@ import typer
 from . import drafting, models, options
 from .drafters import ALONE, EMBEDDED_HEADS, make_drafter
 from .given_prompts import MeasuredPrompts
-from .layout import print_table
 from .option_groups import command, option
 from .progress_bar import progress
 from .show import RATIOS
-from .terminal import remark
+from .terminal import print_table, remark
 from .user_errors import check_counts, refuse
 
 if TYPE_CHECKING:

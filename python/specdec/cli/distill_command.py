@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import models, training_options
-from .layout import print_table
 from .option_groups import command, option
 from .options import MachineOptions
 from .show import RATIOS
-from .terminal import remark
+from .terminal import print_table, remark
 from .training_begun import begun
 from .training_options import HowOptions, LessonOptions, TrainedOptions, used
 from .user_errors import refuse
@@ -133,11 +132,11 @@ def distill(
 
 
 def _picture(output: Path) -> None:
-    from ..training.curves import NoMatplotlib, draw
+    from ..training.curves import draw
 
     try:
         draw(output)
-    except NoMatplotlib:
+    except ImportError:
         remark('no picture of the curves without matplotlib: pip install "specdec-kernels[train]"')
     except OSError as error:  # the draft itself is saved
         remark(f"no picture of the curves: {error}", "red")

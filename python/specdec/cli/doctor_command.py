@@ -12,9 +12,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from .layout import UNLIMITED
 from .option_groups import command
 from .options import MachineOptions
+from .terminal import UNLIMITED
 from .user_errors import refuse
 
 

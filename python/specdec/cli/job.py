@@ -11,7 +11,7 @@ import typer
 
 from . import models
 from .drafting import read_num_drafts
-from .job_decoders import Decoders, Here
+from .job_decoders import Here
 from .option_groups import option
 from .options import ROWS, SchedulingOptions
 from .progress_bar import progress
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..jobs.shard import Shard
     from ..jobs.signals import Signals
     from .drafting import GenerateDrafts
-    from .ray_job import Cluster
+    from .ray_job import Actors, Cluster
 
 SOME_FAILED, NOT_WRITTEN = 3, 4  # exit codes
 
@@ -223,7 +223,7 @@ class Job:
         told = f"{totals.emitted} tokens, tau {totals.tau:.2f}, {speed.describe(totals)}, {decoders.load}"
         remark(f"all {prompts} prompts have results in {str(results.path)!r}: {ends}; {told}")
 
-    def _decoders(self, cluster: Cluster | None, results: Results) -> Decoders:
+    def _decoders(self, cluster: Cluster | None, results: Results) -> Here | Actors:
         if cluster is None:
             return Here(self.at, self.drafts, self.options)
         from .ray_job import Actors, Checked

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from . import models
 from .drafting import read_num_drafts
@@ -15,23 +15,6 @@ if TYPE_CHECKING:
     from .options import SchedulingOptions
 
 
-class Decoders(Protocol):
-    """What decodes the lines of a job."""
-
-    @property
-    def drafter_error(self) -> str | None:
-        """Why the drafter was dropped: then texts are right, but come more slowly. None: it was not."""
-
-    @property
-    def load(self) -> str:
-        """How much is decoded at a time, in words."""
-
-    def decode(self, lines: Iterator[JobLine]) -> Iterator[dict]:
-        """Yields their results, in any order."""
-
-    def close(self) -> None: ...
-
-
 class Here:
     """Decodes in this process."""
 
@@ -40,13 +23,16 @@ class Here:
 
     @property
     def drafter_error(self) -> str | None:
+        """Why the drafter was dropped: then texts are right, but come more slowly. None: it was not."""
         return self._scheduler.drafter_error
 
     @property
     def load(self) -> str:
+        """How much is decoded at a time, in words."""
         return f"rows busy {self._scheduler.usage.busy:.0%}"
 
     def decode(self, lines: Iterator[JobLine]) -> Iterator[dict]:
+        """Yields their results, in any order."""
         from ..jobs.run import RequestMaker, decode_lines
 
         loaded = self._loaded

@@ -17,10 +17,11 @@ from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 from ..checks import refuse
 from ..hf.speculate import Speculator, speculate
-from ..loop.draft_length import AdaptiveDrafts
 from ..models.load.loading import load_draft, load_draft_tokenizer, require_same_vocabulary
 from ..stats import Stats
 from .drafters import NAMES, NEED_DRAFT, TREE_DRAFTS, make_drafter, nodes_of, parts_of
+from .drafting import read_num_drafts
+from .user_errors import as_arguments
 
 if importlib.util.find_spec("lm_eval") is None:
     raise ImportError("the evaluation harness needs lm_eval: pip install 'specdec-kernels[harness]'")
@@ -91,12 +92,10 @@ class SpecdecLM(HFLM):
         if draft is not None and parts_of(drafter)[-1] not in NEED_DRAFT:
             refuse("draft", f"a model with drafter {drafter!r}", f"none; with {' or '.join(NEED_DRAFT)} one")
         if draft_bits is not None and not isinstance(draft, str):
-            refuse(
-                "draft_bits",
-                f"{draft_bits!r} without a draft that is loaded",
-                "None; 8 where draft is a folder or name",
-            )
-        chosen = _read_num_drafts(num_drafts)
+            given = f"{draft_bits!r} without a draft that is loaded"
+            refuse("draft_bits", given, "None; 8 where draft is a folder or name")
+        with as_arguments():
+            chosen = None if num_drafts is None else read_num_drafts(str(num_drafts))
         super().__init__(pretrained, **arguments)
         if self.backend != "causal":
             refuse("pretrained", "an encoder-decoder model", "a causal language model")
@@ -180,14 +179,6 @@ class StopsInOutput(StoppingCriteria):
     def _ends(self, row: tuple[int, ...]) -> bool:
         text = self._tokenizer.decode(row)
         return any(string in text for string in self._strings)
-
-
-def _read_num_drafts(given: int | str | None) -> int | AdaptiveDrafts | None:
-    if given is None or (isinstance(given, int) and not isinstance(given, bool) and given >= 0):
-        return given
-    if given != "auto":
-        refuse("num_drafts", repr(given), "an integer >= 0, or auto")
-    return AdaptiveDrafts()
 
 
 def main() -> None:

@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .layout import print_table
-from .terminal import remark
+from .terminal import print_table, remark
 from .user_errors import refuse
 
 if TYPE_CHECKING:

@@ -131,13 +131,8 @@ class Decoder:
         **scheduling: Any,
     ):
         with as_arguments():
-            at = ModelOptions(
-                target=target,
-                draft=draft,
-                adapter=adapter,
-                draft_bits=draft_bits,
-                machine=MachineOptions(device=device, dtype=dtype),
-            )
+            machine = MachineOptions(device=device, dtype=dtype)
+            at = ModelOptions(target=target, draft=draft, adapter=adapter, draft_bits=draft_bits, machine=machine)
             k = None if num_drafts is None else str(num_drafts)
             given = GenerateDrafts(drafter=drafter or "", num_drafts=k, tree=tree, rule=rule)
             drafts = given.for_a_job(at)

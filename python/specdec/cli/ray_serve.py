@@ -70,13 +70,8 @@ def serve_app(
     from ray import serve
 
     with as_arguments():
-        at = ModelOptions(
-            target=target,
-            draft=draft,
-            adapter=adapter,
-            draft_bits=draft_bits,
-            machine=MachineOptions(device=device, dtype=dtype),
-        )
+        machine = MachineOptions(device=device, dtype=dtype)
+        at = ModelOptions(target=target, draft=draft, adapter=adapter, draft_bits=draft_bits, machine=machine)
         drafts = ServedDrafts(
             drafter=None if drafter is None else [*drafter],
             rule=None if rule is None else [*rule],

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import enum
 import os
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
@@ -23,31 +22,13 @@ if TYPE_CHECKING:
 ENVIRONMENT = "SPECDEC_SERVE"  # SPECDEC_SERVE_ROWS is --rows, and so on
 
 
-class LogFormat(enum.StrEnum):
-    TEXT = "text"
-    JSON = "json"
-
-
-class LogLevel(enum.StrEnum):
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
-
-
-class PrefixReuse(enum.StrEnum):
-    OFF = "off"
-    EXACT = "exact"
-    ROUNDING = "rounding"
-
-
 @dataclass(frozen=True)
 class CapacityOptions(SchedulingOptions):
     """Capacity"""
 
     rows: int | None = option(ROWS, "Sequences that are decoded at a time, for each drafter and rule.")
     max_waiting: int = option(256, "Sequences that may wait for a row; others are answered 429.")
-    prefix_reuse: PrefixReuse | None = option(
+    prefix_reuse: Literal["off", "exact", "rounding"] | None = option(
         None,
         "What a prompt takes over of earlier ones that begin in the same way. exact: whole parts of --prefill-chunk, "
         "which changes no text; rounding: also generated tokens, and near-ties may fall differently. Default: exact, "
@@ -131,8 +112,8 @@ class OperationOptions:
     drain_seconds: float = option(
         30.0, "How long open requests may continue after the first SIGTERM; a second ends at once."
     )
-    log_format: LogFormat = option(LogFormat.TEXT, "json: one object a line.")
-    log_level: LogLevel = option(LogLevel.INFO, "info has a line for each request.")
+    log_format: Literal["text", "json"] = option("text", "json: one object a line.")
+    log_level: Literal["debug", "info", "warning", "error"] = option("info", "info has a line for each request.")
 
 
 @command
@@ -153,11 +134,12 @@ def serve(
         typer.echo(f"Error: {told}", err=True)
         raise typer.Exit(2)
     at.join()
-    from ..serving.server import address, logs
+    from ..serving.server import logs
+    from ..serving.server.server_settings import bind
 
     scheduling = capacity.scheduling()
     settings = access.settings(limits, operation)
-    with address.bind(settings) as bound:
+    with bind(settings) as bound:
         logs.configure(operation.log_format, operation.log_level)
         service = make_service(at, drafts, scheduling, settings, operation.name, operation.response_template)
         run(service, bound, operation.log_format == "json")

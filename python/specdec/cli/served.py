@@ -94,7 +94,8 @@ def make_service(
 
     def make(drafter: str, rule: str) -> Scheduler:
         nodes = nodes_of(drafter, tree)
-        made = loaded.drafter(drafter, drafts.exit_layers if parts_of(drafter)[-1] == "early-exit" else None, memories)
+        layers = drafts.exit_layers if parts_of(drafter)[-1] == "early-exit" else None
+        made = loaded.drafter(drafter, layers, memory=memories)
         if nodes is None:  # requests may have predictions
             made = PredictedDrafter(made)
         decoder = loaded.decoder(made, drafts_of(drafts.num_drafts, rule, nodes), nodes)
@@ -131,9 +132,9 @@ def drafts_of(given: str, rule: str, nodes: int | None) -> int | AdaptiveDrafts:
 
 def run(service: Service, bound: socket.socket, as_json: bool) -> None:
     """Serves until a signal, and says what is served when it begins."""
-    from ..serving.server.address import url_of
     from ..serving.server.errors import ApiError
     from ..serving.server.life_cycle import Server
+    from ..serving.server.server_settings import url_of
 
     async def main() -> None:
         try:

@@ -10,8 +10,7 @@ from rich.text import Text
 
 from ..detokenize import IncrementalText, continuation
 from ..stopping import cut_after
-from .layout import print_table
-from .terminal import remark, write
+from .terminal import print_table, remark, write
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .layout import print_table
 from .show import RATIOS
 from .show_suite import SUITE_WORDS, gain, print_suite
-from .terminal import remark
+from .terminal import print_table, remark
 
 if TYPE_CHECKING:
     from ..evaluation.bench.grid import BenchCell

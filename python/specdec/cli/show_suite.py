@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from .layout import print_table
+from .terminal import print_table
 
 SUITE_WORDS = "MAT: mean accepted tokens, those that a step emits. Speeds are means over questions."
 

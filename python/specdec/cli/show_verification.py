@@ -6,9 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .layout import print_table
 from .show import describe
-from .terminal import remark
+from .terminal import print_table, remark
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -9,9 +9,8 @@ import typer
 
 from . import options
 from .drafting import K
-from .layout import print_table
 from .option_groups import command, option
-from .terminal import remark
+from .terminal import print_table, remark
 
 NUMBERS = "1,2,3,4,5,6,7,8"
 

@@ -8,27 +8,25 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from specdec_kernels import Rule, SamplingParams
 
 from ..decoder import SpeculativeDecoder
 from ..drafters.suffix import SuffixMemory
+from ..jobs.signals import stop_once
 from ..loop.draft_length import AdaptiveDrafts
 from ..loop.sequence import Request
 from ..sampling.grammar import Grammar
+from ..sampling.grammar_source import GrammarSource
 from ..stats import Stats
 from ..stopping import StoppingCriteria, StopStrings
 from . import drafting, models
 from .conversation import Conversation
 from .drafters import CHOICES, NAMES, is_drafter, nodes_of, parts_of
-from .interrupt import stop_once
 from .one_row import OneRow
 from .show import Page, in_short, print_stats, print_troubles
 from .terminal import remark
-
-if TYPE_CHECKING:
-    from ..sampling.grammar_source import GrammarSource
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 
@@ -165,7 +163,8 @@ class Talk:
         """Changes to a drafter. Raises ValueError, and changes nothing, if it cannot draft for this target, or proposes
         no trees."""
         new = dataclasses.replace(self.settings, drafter=name, exit_layers=exit_layers, tree=tree)
-        drafter = self._models.drafter(name, exit_layers, self._memory if parts_of(name)[0] == "suffix" else None)
+        memory = self._memory if parts_of(name)[0] == "suffix" else None
+        drafter = self._models.drafter(name, exit_layers, memory=memory)
         self._decoder = self._models.decoder(drafter, new.most_drafts, new.nodes)
         self.settings = new
 

@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING
 import typer
 
 from . import training_options
-from .layout import print_table
 from .option_groups import command, option
 from .options import MachineOptions, read_counts
 from .show import RATIOS
-from .terminal import remark
+from .terminal import print_table, remark
 from .training_begun import begun
 from .training_options import HowOptions, LessonOptions, TrainedOptions, used
 
 if TYPE_CHECKING:
-    from ..training.head_settings import TrainedHead
+    from ..training.settings import TrainedHead
 
 COVERED = 0.95  # of the texts' tokens by those that it drafts: its last matrix is much of a step
 HARDLY_DRAFTS = 1  # the exit code of a training whose head the self-check warns of
@@ -81,7 +80,7 @@ def train_heads(
     own = not texts.data
     covered = COVERED if head.vocabulary is None and head.kind == "eagle3" else None
     with begun(target, texts, how, results, machine, covered, vocabulary=head.vocabulary or 0) as at:
-        from ..training.head_settings import HeadSettings
+        from ..training.settings import HeadSettings
         from ..training.train_heads import train_head
 
         cached = texts.cache_features or own

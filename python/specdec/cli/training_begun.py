@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..jobs.signals import stop_once
 from . import models, training_options
-from .interrupt import stop_once
 from .options import MachineOptions
 from .own_texts import OwnTexts, fast_dtype
 from .progress_bar import progress

@@ -207,24 +207,18 @@ def settings(
 ) -> DistillSettings:
     """``others`` are settings that only one of the commands has."""
     from ..training.distill import read_loss, read_text
-    from ..training.settings import DistillSettings, TrainSettings
+    from ..training.settings import DistillSettings
 
-    of_training = {name: others.pop(name) for name in ("gradient_checkpointing",) if name in others}
     minutes, own = how.limit(not texts.data), not texts.data
-    train = TrainSettings(
-        read_loss(how.loss),
+    return DistillSettings(
+        loss=read_loss(how.loss),
+        text=read_text(texts.text),
         steps=(1000 if minutes is None else MOST_STEPS) if how.steps is None else how.steps,
         minutes=_of_training(how, minutes, own),
         precision=how.precision or ("bf16" if own and fast_bfloat16(machine) else "no"),
         **{name: getattr(how, name) for name in ("rate", "warm_up", "seed")},
-        **{name: getattr(results, name) for name in ("every", "num_drafts")},
-        **of_training,
-    )
-    return DistillSettings(
-        train,
-        read_text(texts.text),
         **{name: getattr(texts, name) for name in ("batch_size", "length", "temperature")},
-        **{name: getattr(results, name) for name in ("output_dtype", "judged")},
+        **{name: getattr(results, name) for name in ("every", "num_drafts", "output_dtype", "judged")},
         **others,
     )
 
@@ -247,8 +241,8 @@ def fitted(run: DistillSettings, loaded: models.Models, corpus: Corpus, covered:
 
     tokens = torch.tensor([token for text in encoded(loaded.tokenizer, corpus.training) for token in text])
     most = max(1, ROUNDS * len(tokens) // (run.batch_size * run.length))
-    train = run.train if run.train.minutes is None else replace(run.train, steps=min(run.train.steps, most))
+    run = run if run.minutes is None else replace(run, steps=min(run.steps, most))
     if covered is None:
-        return replace(run, train=train)
+        return run
     vocabulary, whole = covering(tokens, covered), loaded.target.config.get_text_config(decoder=True).vocab_size
-    return replace(run, train=train, vocabulary=vocabulary if vocabulary < whole else run.vocabulary)
+    return replace(run, vocabulary=vocabulary if vocabulary < whole else run.vocabulary)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ..checks import read_count, refuse
-from .branching import Branches, as_trees
-from .copying import copied, copy_from
+from .copying import Branches, as_trees, copied, copy_from
 from .protocol import BatchState, Copies, Drafter, Drafts, DraftSession, Step
 
 

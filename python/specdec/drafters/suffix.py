@@ -10,8 +10,7 @@ from itertools import takewhile
 from threading import Lock
 
 from ..checks import read_count, refuse
-from .branching import Branches, as_trees
-from .copying import copied, copy_from
+from .copying import Branches, as_trees, copied, copy_from
 from .protocol import BatchState, Copies, Drafter, Drafts, DraftSession, Step
 from .suffix_automaton import Cursor, SuffixAutomaton
 from .suffix_branches import branch

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from .branching import Branches
+from .copying import Branches
 from .suffix_automaton import Cursor, SuffixAutomaton
 
 _MATCHES = 4  # of each source; more add nothing to tau on Python source

@@ -10,9 +10,8 @@ from pathlib import Path
 import torch
 
 from ..models.exchanged.huge_pages import SETTING, has_huge_pages
-from ..models.machine.control_groups import groups
 from ..models.machine.cpu_units import cpu_units
-from ..models.machine.free_memory import free_memory
+from ..models.machine.free_memory import free_memory, groups
 
 
 def cpu_name(root: Path = Path("/")) -> str:

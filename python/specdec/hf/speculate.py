@@ -8,11 +8,18 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, cast
+from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
 import torch
-from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteriaList,
+)
 from transformers.generation import EosTokenCriteria, GenerateDecoderOnlyOutput, GenerationMixin, MaxLengthCriteria
+from transformers.generation.streamers import BaseStreamer
 
 from specdec_kernels import Rule, Status
 
@@ -28,10 +35,6 @@ from .convert_processors import read_arguments
 from .criteria import AnyOf, TransformersCriteria
 from .generation_config import FIELDS, check_fields
 from .inputs import paddings_of, read_inputs
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-    from transformers.generation.streamers import BaseStreamer
 
 P = ParamSpec("P")
 T = TypeVar("T")

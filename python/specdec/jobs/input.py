@@ -6,17 +6,16 @@ from __future__ import annotations
 import hashlib
 import io
 import sys
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeVar
+from typing import Any, NamedTuple, TextIO, TypeVar
+
+from transformers import PreTrainedTokenizerBase
 
 from ..checks import shown
-from .lines import KEYS, STANDARD_INPUT, JobLine, LineReader, LineSettings, Prompt
+from .lines import STANDARD_INPUT, JobLine, LineReader, LineSettings, Prompt
 from .shard import WHOLE, Shard
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 LONGEST = 2**24  # characters of a line, or of a file that is one prompt
 
@@ -127,7 +126,6 @@ def read_batch(
     path: Path,
     defaults: LineSettings,
     vocab_size: int,
-    keys: Sequence[str] = KEYS,
     texts: int = 1,
     tokenizer: Callable[[], PreTrainedTokenizerBase] | None = None,
 ) -> list[JobLine]:
@@ -138,7 +136,7 @@ def read_batch(
         InputError: the file cannot be read or has no prompt, a line is not right, a prompt is empty, or an id comes
             twice.
     """
-    return read_each(path, LineReader(path, defaults, vocab_size, keys, texts, tokenizer).read)
+    return read_each(path, LineReader(path, defaults, vocab_size, texts, tokenizer).read)
 
 
 L = TypeVar("L", bound=Prompt)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
 
 from specdec_kernels import SamplingParams
 
@@ -18,9 +20,6 @@ from ..sampling.grammar import check_source
 from ..sampling.grammar_source import GrammarSource
 from ..sampling.schema_checks import Written
 from ..stopping import read_stop_strings
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 SAMPLING = ("temperature", *SamplingParams.FILTERS, *SamplingParams.PENALTIES)
 GRAMMARS = ("json_schema", "regex")
@@ -132,7 +131,6 @@ class LineReader:
             stand.
         defaults: for what a line leaves open.
         vocab_size: V of the target: ids of ``logit_bias`` and ``banned_tokens`` are below it.
-        keys: that a line may have.
         texts: n >= 1 texts are made of each prompt, with seeds side by side: by default prompt i has seed + i n.
         tokenizer: returns that of the target. It is called for lines with messages, which are refused without it.
     """
@@ -142,13 +140,11 @@ class LineReader:
         path: Path,
         defaults: LineSettings,
         vocab_size: int,
-        keys: Sequence[str] = KEYS,
         texts: int = 1,
         tokenizer: Callable[[], PreTrainedTokenizerBase] | None = None,
     ):
         self.is_json = path.suffix == ".jsonl" or path == STANDARD_INPUT
-        self._defaults, self._vocab_size, self._keys, self._texts = defaults, vocab_size, keys, texts
-        self._tokenizer = tokenizer
+        self._defaults, self._vocab_size, self._texts, self._tokenizer = defaults, vocab_size, texts, tokenizer
 
     def read(self, text: str, index: int) -> JobLine:
         """
@@ -164,8 +160,8 @@ class LineReader:
     def read_given(self, given: dict, index: int) -> JobLine:
         """As :meth:`read`, of what the line's JSON holds."""
         for key in given:
-            if key not in self._keys:
-                refuse("keys", shown(key), ", ".join(self._keys))
+            if key not in KEYS:
+                refuse("keys", shown(key), ", ".join(KEYS))
         prompt = self.read_prompt(given, index)
         settings = _read_settings(given, index, self._defaults, self._texts)
         settings.check(self._vocab_size)

@@ -9,14 +9,11 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from ..files import open_itself, write_whole
-from .lines import GRAMMARS
-
-if TYPE_CHECKING:
-    from .input import InputMark
-    from .lines import LineSettings
+from .input import InputMark
+from .lines import GRAMMARS, LineSettings
 
 T = TypeVar("T")
 SAMPLES, SAMPLE_BYTES = 64, 4096  # how many samples of every weight file a fingerprint covers, and of how many bytes

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
+
+from transformers import PreTrainedTokenizerBase
 
 from ..chat_template import chat_text
 from ..checks import refuse, shown
 from .input import read_each
 from .lines import LineReader, LineSettings, Prompt, read_id, read_json, read_text
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 KEYS = ("id", "prompt", "messages", "category")
 NO_CATEGORY = "other"

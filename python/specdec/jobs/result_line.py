@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+
+from transformers import PreTrainedTokenizerBase
 
 from ..detokenize import continuation
 from ..loop.sequence import SequenceState
 from ..result import FinishReason, TokenLogProb
 from ..stopping import cut_after
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-    from .lines import JobLine
+from .lines import JobLine
 
 KEYS = ("id", "prompt", "text", "token_ids", "produced_by", "finish_reason", "status", "stats")  # in this order
 LOG_PROB_KEYS = ("log_probs", "raw_log_probs", "top_log_probs", "prompt_log_probs")

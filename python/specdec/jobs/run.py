@@ -6,31 +6,21 @@ import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import cast
+
+from transformers import PreTrainedTokenizerBase
 
 from ..generate import next_seed
 from ..loop.request import Request
+from ..loop.sequence import SequenceState
+from ..sampling.grammar import Grammar, GrammarCompiler
+from ..sampling.grammar_source import GrammarSource
+from ..serving.scheduler import Scheduler
 from ..stopping import StopStrings
 from .lines import JobLine
 from .output import COUNTS, COUNTS_BY_POSITION, Results, Totals
 from .result_line import result_line
 from .signals import Signals
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-    from ..loop.sequence import SequenceState
-    from ..sampling.grammar import Grammar, GrammarCompiler
-    from ..sampling.grammar_source import GrammarSource
-
-
-class Runner(Protocol):
-    """The part of a scheduler that a job uses."""
-
-    @property
-    def drafter_error(self) -> str | None: ...
-
-    def run(self, requests: Iterable[Request]) -> Iterator[SequenceState]: ...
 
 
 class RequestMaker:
@@ -75,7 +65,7 @@ class RequestMaker:
 
 
 def decode_lines(
-    scheduler: Runner, lines: Iterable[JobLine], tokenizer: PreTrainedTokenizerBase, make: RequestMaker
+    scheduler: Scheduler, lines: Iterable[JobLine], tokenizer: PreTrainedTokenizerBase, make: RequestMaker
 ) -> Iterator[dict]:
     """Yields the results of lines, in the order in which their texts end. ``make`` makes the requests of lines."""
     for decoded in scheduler.run(make(line) for line in lines):

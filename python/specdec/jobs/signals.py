@@ -1,9 +1,10 @@
-"""Ctrl-C and SIGTERM end a job between two results, not within one."""
+"""Ctrl-C and SIGTERM end a job between two results, and Ctrl-C an answer or a training between two steps: nothing that
+was done is lost."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -52,3 +53,20 @@ class Signals:
         self._taken = number
         if not self._holding:
             raise Stopped(number)
+
+
+@contextmanager
+def stop_once() -> Iterator[Callable[[], bool]]:
+    """Inside the block, the first Ctrl-C asks to stop after the step: what this yields then returns True. A second one
+    raises KeyboardInterrupt at once."""
+    pressed: list[int] = []
+
+    def press(number: int, frame: object) -> None:
+        pressed.append(number)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    before = signal.signal(signal.SIGINT, press)
+    try:
+        yield lambda: bool(pressed)
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,11 +1,15 @@
-"""Decides which models the loop can run: known ones, refusals by name, and a check of every unknown model."""
+"""Decides which models the loop can run: known ones, refusals by name, a check of every unknown model, and
+a warning of versions of transformers that nobody tried."""
 
 from __future__ import annotations
 
+import functools
 import os
+import warnings
 from typing import Any
 
 import torch
+import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..checks import refuse, shown
@@ -15,8 +19,7 @@ from .forward.cached_model import CachedModel
 from .forward.recurrent import recurrent_layers, scan_of
 from .forward.training_mode import check_evaluating
 from .full_forward import TREE, check_against_full_forward, check_shape
-from .ranks.leaders import leader_of
-from .tested_versions import warn_if_untested
+from .ranks.ranks import leader_of
 
 # For these, tests/models/test_model_types.py compares ragged cached forwards with full ones; see docs/models.md.
 KNOWN_MODEL_TYPES = frozenset(
@@ -199,3 +202,19 @@ def why_no_trees(cached: CachedModel, grown: bool = False) -> str | None:
     except ValueError as error:
         return str(error)
     return None
+
+
+NEWEST = (5, 24)  # the oldest is pyproject.toml's
+
+
+@functools.cache
+def warn_if_untested() -> None:
+    """Warns once a process. What a model does is looked at and not concluded from a version, so most of what is newer
+    works, and the first use of an unknown model checks it anyway."""
+    major, minor = (int(part) for part in transformers.__version__.split(".")[:2])
+    if (major, minor) > NEWEST:
+        tested = ".".join(map(str, NEWEST))
+        told = (
+            f"transformers: {transformers.__version__} is newer than {tested}, the newest that specdec was tested with"
+        )
+        warnings.warn(told, RuntimeWarning, stacklevel=4)

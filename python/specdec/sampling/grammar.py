@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-from ..checks import refuse
+from ..checks import one_line, refuse
 from .grammar_limits import library_limits
 from .grammar_source import GrammarSource
 from .grammar_trials import GrammarTrials, Verdict, Vocabulary
@@ -169,10 +169,9 @@ def _without_vocabulary() -> GrammarTrials:
 
 
 def _not_held(name: str, words: str) -> ValueError:
-    return ValueError(f"{name}: llguidance cannot hold it: {one_line(words)}")
+    return ValueError(f"{name}: llguidance cannot hold it: {words_of(words)}")
 
 
-def one_line(words: str) -> str:
+def words_of(told: str) -> str:
     """The library's words as a part of an error message."""
-    line = " ".join(words.replace("<non-verbose/>", "").split())
-    return line if len(line) <= 300 else line[:297] + "..."
+    return one_line(told.replace("<non-verbose/>", ""))

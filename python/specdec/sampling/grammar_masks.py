@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from ..checks import is_failure
-from .grammar import Grammar, one_line
+from .grammar import Grammar, words_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -212,7 +212,7 @@ class _Walk:
 
 
 def _error_of(matcher: LLMatcher) -> GrammarError:
-    return GrammarError(f"grammar: {one_line(matcher.get_error()) or 'a token was emitted that it does not allow'}")
+    return GrammarError(f"grammar: {words_of(matcher.get_error()) or 'a token was emitted that it does not allow'}")
 
 
 @contextlib.contextmanager
@@ -225,7 +225,7 @@ def _library() -> Iterator[None]:
     except BaseException as error:
         if not is_failure(error):
             raise
-        raise GrammarError(f"grammar: {one_line(str(error))}") from error
+        raise GrammarError(f"grammar: {words_of(str(error))}") from error
 
 
 @functools.cache

@@ -59,7 +59,7 @@ def check_schema(name: str, schema: object) -> None:
         for each in level:
             if isinstance(each, Mapping):
                 _check_keywords(name, each)
-        level = [value for each in level for value in _inside(each)]
+        level = [value for each in level for value in inside(each)]
         count, depth = count + len(level), depth + 1
 
 
@@ -89,7 +89,7 @@ def _numbers(value: object) -> Iterator[int | float]:
     level = [value]
     while level:
         yield from (each for each in level if isinstance(each, (int, float)))
-        level = [inner for each in level for inner in _inside(each)]
+        level = [inner for each in level for inner in inside(each)]
 
 
 def _digits(number: int | float) -> str:
@@ -109,7 +109,8 @@ def _is_kept(number: int | float) -> bool:
     return int("".join(map(str, digits))) <= 2**53 and -22 <= int(exponent) <= 22
 
 
-def _inside(value: object) -> Iterable[Any]:
+def inside(value: object) -> Iterable[Any]:
+    """The values that stand in one of JSON."""
     return value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
 
 
@@ -156,7 +157,7 @@ def classes_in(regex: str) -> Iterator[str]:
 def _parts(schema: object) -> Iterator[Any]:
     """What stands in a schema, where a map of schemas is none itself."""
     if not isinstance(schema, Mapping):
-        return (yield from _inside(schema))
+        return (yield from inside(schema))
     for key, value in schema.items():
         if key in _MAPS and isinstance(value, Mapping):
             yield from value.values()
@@ -174,7 +175,7 @@ def _of_one_object(schema: Any, root: Any) -> tuple[set[str], set[str]]:
         read.add(id(each))
         names |= {name for key in ("properties", "required") for name in _inner_names(each.get(key))}
         patterns |= {*map(str, _keys(each.get("patternProperties")))}
-        unread += [inner for key in _IN_PLACE for inner in _inside(each.get(key))]
+        unread += [inner for key in _IN_PLACE for inner in inside(each.get(key))]
         if isinstance(reference := each.get("$ref"), str):
             unread.append(_referred(reference, root))
     return names, patterns

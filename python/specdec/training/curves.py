@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 from .trainer import log_of
@@ -12,19 +11,13 @@ COLOURS = {0.0: "#0072b2", 1.0: "#d55e00"}  # Okabe and Ito's, which the colour-
 MARKS = {0.0: "o", 1.0: "s"}
 
 
-class NoMatplotlib(Exception):
-    """It is not installed."""
-
-
 def draw(folder: Path) -> Path:
     """Draws the log of the training in ``folder``, and returns the picture's path.
 
     Raises:
-        NoMatplotlib: it is not installed.
+        ImportError: matplotlib is not installed.
         OSError: the picture cannot be written.
     """
-    if importlib.util.find_spec("matplotlib") is None:
-        raise NoMatplotlib
     from matplotlib.figure import Figure
 
     rows = log_of(folder)

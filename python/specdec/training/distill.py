@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
@@ -70,8 +69,8 @@ def distill(
     _check_draft(draft, vocab_size)
     watch = watch or Watch()
     begun = unfinished(folder)
-    watch.told(0, settings.train.steps, "reading the texts")
-    given = Packed(encoded(tokenizer, corpus.training), settings.length, settings.batch_size, settings.train.seed)
+    watch.told(0, settings.steps, "reading the texts")
+    given = Packed(encoded(tokenizer, corpus.training), settings.length, settings.batch_size, settings.seed)
     ids = None
     if settings.vocabulary:
         ids = most_frequent(given.blocks, vocab_size, settings.vocabulary, read_eos(None, target))
@@ -83,24 +82,23 @@ def distill(
         embedding.requires_grad_(False)
     if prompts is None:
         prompts = _prompts(tokenizer, corpus.held_out, settings)
-    draft = _with_adapters(draft.eval(), settings.lora, settings.train.seed)
-    watch.told(0, settings.train.steps, "the target writes what drafts are judged by")
-    written = write(target, prompts, settings.new, settings.train.seed)
+    draft = _with_adapters(draft.eval(), settings.lora, settings.seed)
+    watch.told(0, settings.steps, "the target writes what drafts are judged by")
+    written = write(target, prompts, settings.new, settings.seed)
     cached = None
     if settings.cache_logits:
         device = target.device
         cached = CachedLogits(
             *(begun / "logits", target, given.blocks, settings.cache_logits, ids),
-            autocast=lambda: settings.train.autocast(device),
+            autocast=lambda: settings.autocast(device),
         )
         cached.fill(settings.batch_size, lambda done, total: watch.told(done, total, "caching the target's logits"))
         known = f"the {settings.cache_logits} tokens that are cached have {cached.covered:.1%} of the probability"
         watch.say(f"{known}; how the rest is spread is not learned")
     lessons = Lessons(given, target, draft, settings)
-    asked = {k: v for k, v in dataclasses.asdict(settings).items() if k != "train"}
-    asked |= {"target": fingerprint(target), "draft": fingerprint(draft), "threads": torch.get_num_threads()}
+    asked = {"target": fingerprint(target), "draft": fingerprint(draft), "threads": torch.get_num_threads()}
     asked |= {"data": digest(given.blocks), "held_out": digest(torch.tensor([t for p in prompts for t in p]))}
-    trainer = Trainer(target, draft, lessons, written, settings.train, begun, asked, cached)
+    trainer = Trainer(target, draft, lessons, written, settings, begun, asked, cached)
     if not trainer.run(watch):
         return None
     trainer.take_best()
@@ -109,7 +107,7 @@ def distill(
     finished.to(DTYPES[settings.output_dtype]).eval()
     finished.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    after, progress = worth(finished.float(), written, settings.train.num_drafts), trainer.progress
+    after, progress = worth(finished.float(), written, settings.num_drafts), trainer.progress
     result = Distilled(progress.before, after, progress.best_step, progress.step, progress.seconds, progress.tokens)
     finish(folder, card_text(card or Card(), settings, corpus, result), result.to_dict())
     return result
@@ -126,7 +124,7 @@ def _prompts(tokenizer: PreTrainedTokenizerBase, held_out: Sequence[str], settin
     blocks = torch.tensor(text).long()[: len(text) // settings.prompt * settings.prompt].view(-1, settings.prompt)
     if not len(blocks):
         refuse("held_out", f"{len(text)} tokens", f"at least {settings.prompt}, those of one prompt")
-    return beginnings(blocks, settings.judged, settings.prompt, settings.train.seed)
+    return beginnings(blocks, settings.judged, settings.prompt, settings.seed)
 
 
 def _with_adapters(draft: PreTrainedModel, rank: int, seed: int) -> PreTrainedModel:

@@ -25,10 +25,10 @@ from .trainer import Trainer
 class HeadTrainer(Trainer):
     """
     Args:
-        prompts: that it is judged by, each continued by ``run.new`` tokens.
+        prompts: that it is judged by, each continued by ``settings.new`` tokens.
         features: what the head reads of texts.
         known: the same of the data; None: it is computed in each step.
-        lessons, folder, asked: as for a draft, as is ``run.train``.
+        lessons, folder, asked: as for a draft.
     """
 
     def __init__(
@@ -36,17 +36,17 @@ class HeadTrainer(Trainer):
         learner: Learner,
         lessons: Lessons,
         prompts: Sequence[Sequence[int]],
-        run: DistillSettings,
+        settings: DistillSettings,
         folder: Path,
         asked: Mapping[str, object],
         features: Features,
         known: CachedFeatures | None = None,
     ):
-        self._learner, self._prompts, self._new = learner, prompts, run.new
+        self._learner, self._prompts = learner, prompts
         self._features, self._known = features, known
         self._hits: list[float] = []
         self._learned: list[float] = []
-        super().__init__(learner.target.model, learner.head, lessons, (), run.train, folder, asked)
+        super().__init__(learner.target.model, learner.head, lessons, (), settings, folder, asked)
 
     def _loss(self, step: int, tokens: torch.Tensor, blocks: torch.Tensor | None) -> torch.Tensor:
         if self._known is not None and blocks is not None:
@@ -61,7 +61,7 @@ class HeadTrainer(Trainer):
     def _worth(self) -> list[Worth]:
         drafter, settings = HeadDrafter(self._learner.head), self._settings
         found, self._hits = measure(
-            self._target, drafter, self._prompts, self._new, settings.num_drafts, settings.seed
+            self._target, drafter, self._prompts, settings.new, settings.num_drafts, settings.seed
         )  # fmt: skip
         return found
 

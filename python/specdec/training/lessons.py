@@ -34,16 +34,14 @@ class Lessons:
         draft: PreTrainedModel | None,
         settings: DistillSettings,
     ):
-        self._given, self._sources, self._seed = given, dict(settings.text), settings.train.seed
+        self._given, self._sources, self._seed = given, dict(settings.text), settings.seed
         self._size, self._prompt, self._temperature = settings.batch_size, settings.prompt, settings.temperature
         self._at_once = -(-settings.at_once // self._size) * self._size
         self._writers: dict[str, Callable[[], SpeculativeDecoder]] = {OWN: lambda: SpeculativeDecoder(target, draft, 4)}
         if draft is not None:
             self._writers[DRAFTS] = lambda: SpeculativeDecoder(draft, None, 0)
-        self._known = (
-            0,
-            dict.fromkeys(self._sources, 0),
-        )  # a step, and how many of those before it each source has had
+        # A step, and how many of those before it each source has had.
+        self._known = (0, dict.fromkeys(self._sources, 0))
         self.written: dict[str, torch.Tensor] = {}  # not yet learned from; a part of a checkpoint
 
     def source(self, step: int) -> str:

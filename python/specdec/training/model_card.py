@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import transformers
 
 import specdec_kernels
 
-from .head_settings import HeadSettings, TrainedHead
-from .settings import DRAFTS, GIVEN, OWN, Distilled, DistillSettings
+from .settings import DRAFTS, GIVEN, OWN, Distilled, DistillSettings, HeadSettings, TrainedHead
 from .texts import Corpus
 
 NOT_SAID = "not said"
@@ -34,19 +33,12 @@ class Card:
     data: str = NOT_SAID
     licence: str = NOT_SAID
     command: str = ""
-    versions: Mapping[str, str] = field(
-        default_factory=lambda: {
-            "specdec": specdec_kernels.__version__,
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        }
-    )
 
 
 def card_text(card: Card, settings: DistillSettings, corpus: Corpus, result: Distilled) -> str:
     """Returns the Markdown of a draft's card."""
     vocabulary = f" It drafts the {settings.vocabulary:,} most frequent tokens only." if settings.vocabulary else ""
-    k = settings.train.num_drafts
+    k = settings.num_drafts
     about = (
         _front(card, "draft-model"),
         f"# A draft for {card.target}",
@@ -73,7 +65,7 @@ def head_card(card: Card, settings: HeadSettings, corpus: Corpus, result: Traine
         "Made by `specdec train-heads` for speculative decoding: it reads the target's hidden states and proposes "
         "tokens, and the target decides. It is of no use for another target.",
         _use("--drafter"),
-        f"alpha (accepted / tested drafts) and tau (tokens a step, K = {run.train.num_drafts}) of decoders with these "
+        f"alpha (accepted / tested drafts) and tau (tokens a step, K = {run.num_drafts}) of decoders with these "
         f"files, on {run.judged} held-out prompts, each continued by {run.new} tokens:",
     )
     rows = [("temperature", "alpha", "tau")]
@@ -119,15 +111,15 @@ def _markdown(
     result: Distilled,
 ) -> str:
     """Paragraphs, a table whose first row is its head, and a list that ends with what all cards say."""
-    loss, text = _mixture(run.train.loss), _mixture({_TEXTS[name]: weight for name, weight in run.text.items()})
-    made = " ".join(f"{name} {version}" for name, version in card.versions.items())
+    loss, text = _mixture(run.loss), _mixture({_TEXTS[name]: weight for name, weight in run.text.items()})
+    versions = f"torch {torch.__version__} transformers {transformers.__version__}"
     left_out = f"{corpus.duplicates:,} duplicates and {corpus.known:,} texts with evaluation prompts were left out"
     notes = [
         *notes,
         f"Data: {card.data}; licence: {card.licence}. {len(corpus.training):,} texts; {left_out}.",
         f"Learned from: {text}. Loss: {loss}. {result.steps:,} steps of {run.batch_size} texts of {run.length} tokens, "
         f"{result.seconds / 60:.1f} minutes; the weights are those of step {result.best_step:,}.",
-        f"Versions: {made}.",
+        f"Versions: specdec {specdec_kernels.__version__} {versions}.",
         *([f"Command: `{card.command}`"] if card.command else []),
     ]
     head, *rows = (f"| {' | '.join(row)} |" for row in table)

@@ -57,9 +57,8 @@ def price(draft: PreTrainedModel, ids: torch.Tensor, held_out: Sequence[int]) ->
     kept = {*ids.tolist()}
     head = draft.get_output_embeddings().weight
     table = draft.get_input_embeddings().weight
-    others = sum(
-        p.numel() for p in draft.parameters() if p is not table and p is not head
-    )  # of the table, a row is read
+    # Of the table, a row is read.
+    others = sum(p.numel() for p in draft.parameters() if p is not table and p is not head)
     covered = sum(token in kept for token in held_out) / max(len(held_out), 1)
     row = head.shape[1]
     return Price(len(kept), covered, (others + len(kept) * row) / (others + head.shape[0] * row))

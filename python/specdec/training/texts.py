@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..chat_template import chat_text
 from ..checks import refuse, shown
+from ..jobs.lines import read_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -96,8 +97,7 @@ def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
         rows = parquet.read_table(path, columns=None).to_pylist()
     except pyarrow.ArrowException as error:
         refuse("data", f"{str(path)!r} ({error})", "a Parquet file")
-    for number, row in enumerate(rows, 1):
-        yield f"row {number} of {str(path)!r}", {key: value for key, value in row.items() if value is not None}
+    yield from _numbered(rows, path)
 
 
 def _dataset(path: Path) -> Iterator[tuple[str, Any]]:
@@ -111,38 +111,35 @@ def _dataset(path: Path) -> Iterator[tuple[str, Any]]:
         refuse("data", f"the folder {str(path)!r}", "a file, or a folder that datasets' save_to_disk wrote")
     if isinstance(found, datasets.DatasetDict):
         refuse("data", f"{str(path)!r}, with {', '.join(found)}", "the folder of one of these")
-    for number, row in enumerate(found, 1):
+    yield from _numbered(found, path)
+
+
+def _numbered(rows: Iterable[dict], path: Path) -> Iterator[tuple[str, Any]]:
+    for number, row in enumerate(rows, 1):
         yield f"row {number} of {str(path)!r}", {key: value for key, value in row.items() if value is not None}
 
 
 def _text(place: str, row: Any, tokenizer: Callable[[], PreTrainedTokenizerBase], prompts: Sequence[str]) -> str:
     if not isinstance(row, dict):
         refuse("data", f"{place}, {shown(row)}", "an object")
+    before = ""
     if "text" in row and type(number := row.get("prompt")) is int:  # a job's result
         if not 0 <= number < len(prompts):
             refuse("data", f"{place}, the text of prompt {number}", f"those of the prompts given, {len(prompts)}")
         failed = row.get("status") != "OK" or row.get("finish_reason") == "failed"
-        return "" if failed else prompts[number] + _string(place, "text", row["text"])
-    if "text" in row:
-        return _string(place, "text", row["text"])
-    if "messages" in row:
-        try:
-            return chat_text(tokenizer(), row["messages"], answered=True)
-        except ValueError as error:
-            raise ValueError(f"data: {place}: {error}") from error
-    if "prompt" in row:
-        return _string(place, "prompt", row["prompt"]) + _string(place, "completion", row.get("completion", ""))
-    refuse("data", f"{place}, with the keys {shown(sorted(row))}", f"one of {', '.join(KEYS[:3])}")
-
-
-def _string(place: str, name: str, value: Any) -> str:
-    if not isinstance(value, str):
-        refuse("data", f"{place}, {name}: {shown(value)}", "a text")
+        if failed:
+            return ""
+        before = prompts[number]
     try:
-        value.encode()
-    except UnicodeEncodeError:  # from a JSON escape; no tokenizer takes them
-        refuse("data", f"{place}, {name}: {shown(value)}", "text without lone surrogates")
-    return value
+        if "text" in row:
+            return before + read_text("text", row["text"])
+        if "messages" in row:
+            return chat_text(tokenizer(), row["messages"], answered=True)
+        if "prompt" in row:
+            return read_text("prompt", row["prompt"]) + read_text("completion", row.get("completion", ""))
+    except ValueError as error:
+        raise ValueError(f"data: {place}: {error}") from error
+    refuse("data", f"{place}, with the keys {shown(sorted(row))}", f"one of {', '.join(KEYS[:3])}")
 
 
 def split(documents: Iterable[str], prompts: Sequence[str] = (), held_out: Sequence[str] | None = None) -> Corpus:

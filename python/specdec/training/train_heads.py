@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save
@@ -23,7 +22,6 @@ from ..models.forward.cached_model import CachedModel
 from ..models.supported import cached_model
 from ..prompts import read_eos
 from .head_features import CachedFeatures, Features
-from .head_settings import SPECULATORS, HeadSettings, TrainedHead
 from .head_trainer import HeadTrainer, measure
 from .heads.learn_dflash import DflashLearner
 from .heads.learn_eagle3 import Eagle3Learner
@@ -34,7 +32,7 @@ from .held_out import beginnings
 from .lessons import Lessons, Packed, encoded
 from .model_card import Card, head_card
 from .reduced_vocabulary import most_frequent
-from .settings import DTYPES
+from .settings import DTYPES, SPECULATORS, HeadSettings, TrainedHead
 from .shards import digest, fingerprint
 from .texts import Corpus
 from .trainer import Watch, finish, unfinished
@@ -72,7 +70,7 @@ def train_head(
     """
     whole, run = cached_model(target, "target"), settings.run
     settings.check(whole)
-    seed, steps, name = run.train.seed, run.train.steps, (card or Card()).target
+    seed, steps, name = run.seed, run.steps, (card or Card()).target
     watch = watch or Watch()
     begun = unfinished(folder)
     watch.told(0, steps, "reading the texts")
@@ -86,9 +84,9 @@ def train_head(
         known.fill(run.batch_size, lambda done, total: watch.told(done, total, "caching the target's hidden states"))
     lessons = Lessons(given, target, None, run)
     prompts = prompts or beginnings(held, run.judged, run.prompt, seed)
-    asked: dict[str, Any] = dataclasses.asdict(settings)
-    asked |= {"run": {k: v for k, v in asked["run"].items() if k != "train"}, "target": fingerprint(target)}
-    asked |= {
+    asked = {
+        **{name: value for name, value in dataclasses.asdict(settings).items() if name != "run"},
+        "target": fingerprint(target),
         "data": digest(given.blocks),
         "held_out": digest(held),
         "prompts": digest(torch.tensor([t for p in prompts for t in p])),
@@ -100,7 +98,7 @@ def train_head(
             return None
     trainer.take_best()
     learner.head.eval()
-    k, progress = run.train.num_drafts, trainer.progress
+    k, progress = run.num_drafts, trainer.progress
     files = learner.container(name, k) if settings.format == SPECULATORS else learner.published(name)
     write_files(folder, files, DTYPES[run.output_dtype])
     watch.told(steps, steps, "loading it back")
@@ -135,7 +133,7 @@ def new_learner(settings: HeadSettings, target: CachedModel, blocks: torch.Tenso
     Raises:
         ValueError: names the setting, or what of the target such a head cannot have.
     """
-    loss, depth = settings.run.train.loss, settings.depth
+    loss, depth = settings.run.loss, settings.depth
     if settings.kind == "medusa":
         return MedusaLearner(target, loss, depth)
     if settings.kind == "mtp":

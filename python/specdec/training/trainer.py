@@ -25,7 +25,7 @@ from .held_out import Worth, Written, worth
 from .lessons import Lessons
 from .losses import DATA, NO_COLUMN, Wanted, loss_of
 from .reduced_vocabulary import columns_of
-from .settings import TrainSettings
+from .settings import DistillSettings
 from .trainer_checkpoint import load_checkpoint, save_checkpoint
 
 WEIGHT_DECAY, BETAS = 0.05, (0.9, 0.98)
@@ -93,7 +93,7 @@ class Trainer:
         draft: nn.Module,
         lessons: Lessons,
         written: Sequence[Written],
-        settings: TrainSettings,
+        settings: DistillSettings,
         folder: Path,
         asked: Mapping[str, object],
         cached: CachedLogits | None = None,

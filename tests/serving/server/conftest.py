@@ -16,10 +16,10 @@ from specdec.drafters.model import model_drafter
 from specdec.drafters.predicted import PredictedDrafter
 from specdec.models.supported import cached_model
 from specdec.serving.scheduler import Usage
-from specdec.serving.server.address import url_of
 from specdec.serving.server.app import create_app
 from specdec.serving.server.lanes import Lanes
 from specdec.serving.server.life_cycle import Server
+from specdec.serving.server.server_settings import url_of
 from specdec.serving.server.service import Service
 
 Call = Callable[[httpx.AsyncClient], Awaitable]

@@ -11,9 +11,8 @@ import threading
 
 import httpx
 import pytest
-from specdec.serving.server.address import bind, is_loopback
 from specdec.serving.server.app import create_app
-from specdec.serving.server.server_settings import ServerSettings
+from specdec.serving.server.server_settings import ServerSettings, bind, is_loopback
 from support.servers import serving
 
 LONG = {"model": "embedded", "prompt": "def f", "max_tokens": 200, "ignore_eos": True}

@@ -15,10 +15,9 @@ import pytest
 import torch
 from specdec import FinishReason, Request, Scheduler, SpeculativeDecoder
 from specdec.detokenize import Detokenizer, continuation
-from specdec.serving.server.address import bind, url_of
 from specdec.serving.server.lanes import Lanes
 from specdec.serving.server.life_cycle import Server
-from specdec.serving.server.server_settings import ServerSettings
+from specdec.serving.server.server_settings import ServerSettings, bind, url_of
 from specdec.serving.server.service import Service
 from specdec.serving.server.stop_cut import StopCut, TextStop
 from transformers import LlamaConfig, LlamaForCausalLM

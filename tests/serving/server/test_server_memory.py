@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 from specdec.serving.server import plan
-from specdec.serving.server.address import bind
 from specdec.serving.server.life_cycle import Server
+from specdec.serving.server.server_settings import bind
 from support.tiny_service import FAULT, NAME, FaultyRequest, is_idle, tiny_service
 from support.wire import Client, post
 

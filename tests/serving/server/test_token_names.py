@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from specdec.result import Producer, TokenLogProb
 from specdec.serving.server.decoded_text import Token
-from specdec.serving.server.token_bytes import TokenBytes
-from specdec.serving.server.token_names import TokenNames
+from specdec.serving.server.token_names import TokenBytes, TokenNames
 from support.decoders import MADE, made
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast

@@ -12,12 +12,11 @@ from .blocks import Shape
 from .checkpoint import Checkpoint
 from .dflash import DFlash, DSpark, Windows
 from .eagle import Eagle
-from .eagle3 import Eagle3, Eagle3Flags
+from .eagle3 import Eagle3, Eagle3Flags, PEagle
 from .gemma4 import gemma4_assistant
 from .interface import Head, Variant
 from .medusa import Medusa
 from .mtp_files import mtp
-from .p_eagle import PEagle
 from .source import Source
 from .vocabulary import has_scale, target_embedding
 

@@ -29,8 +29,7 @@ from .compatibility import Compatibility
 from .costs import Measured, Workload, measure, shortest_text
 from .machine_trouble import Shares, Threads, profile_forward, time_threads
 from .new_draft import NewDraft, new_draft
-from .prediction import Prediction, best, more_accepted, predict
-from .tried import Memory, Tried
+from .prediction import Memory, Prediction, Tried, best, more_accepted, predict
 from .words import Verdict, say, verdict
 
 __all__ = ["Advice", "AdviseSettings", "advise"]

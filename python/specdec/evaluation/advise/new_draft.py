@@ -8,8 +8,7 @@ import statistics
 from dataclasses import dataclass
 
 from ..theory import expected_tau, speedup_of_steps
-from .prediction import MARGIN
-from .tried import Tried
+from .prediction import MARGIN, Tried
 
 LAYERS = 2  # of the draft
 LARGER = (2.0, 5.0, 10.0, 50.0)  # times the target's size

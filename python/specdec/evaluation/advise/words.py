@@ -10,8 +10,7 @@ from ...models.machine.free_memory import size_text
 from .compatibility import PADDING
 from .machine_trouble import Shares, Threads
 from .new_draft import NewDraft, describe, pays_from
-from .prediction import Prediction
-from .tried import Tried
+from .prediction import Prediction, Tried
 
 NOTHING_MORE = (
     "Sampled texts and several sequences at a time were not measured: with sampling fewer drafts are accepted as a "

@@ -89,14 +89,6 @@ class CellResult:
     def is_baseline(self) -> bool:
         return self.series.method in BASELINES
 
-    @property
-    def step_seconds(self) -> float | None:
-        """Of a step that decodes: the seconds of an output token, times the tokens that a step emits."""
-        if self.between_tokens is None:
-            return None
-        tau = 1.0 if self.series.method == PLAIN else self.tau
-        return None if tau is None else self.between_tokens * tau
-
 
 class SettingVerdict(NamedTuple):
     setting: Setting

@@ -123,9 +123,8 @@ def verify(
     for cell in plan:
         work.begin(f"{cell.check}: {cell.name}")
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", RuntimeWarning
-            )  # about a drafter that was dropped: the result has the error
+            # About a drafter that was dropped: the result has the error.
+            warnings.simplefilter("ignore", RuntimeWarning)
             decoder = decoders[cell.drafter, cell.num_drafts]
             if cell.check == "distribution":
                 distributions.append(distribution_check.run(cell, decoder))

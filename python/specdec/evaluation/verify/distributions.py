@@ -258,20 +258,9 @@ def _test(
     result: ChiSquare[int],
     level: float,
 ) -> DistributionTest:
-    return DistributionTest(
-        kind,
-        scene,
-        position,
-        prefix,
-        draws,
-        result.degrees,
-        result.p_value,
-        level,
-        result.detectable,
-        result.worst,
-        result.variation,
-        result.by_chance,
-    )
+    found = result._asdict()
+    del found["statistic"]
+    return DistributionTest(kind, scene, position, prefix, draws, level=level, **found)
 
 
 class PlainDistribution:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Literal
@@ -11,12 +12,13 @@ import torch
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ...checks import refuse
-from .build import build
-from .few_bits import Bits, is_cpu
+from ..exchanged.stored_weights import compute_in_float32
+from .adapters import add_adapter, require_adapter
+from .few_bits import Bits, by_bitsandbytes, is_cpu, round_weights
 from .gguf.file import read_gguf
 from .location import CONFIG, TOKENIZER, VOCABULARY, WEIGHTS, Location
 from .plan import Plan, read_device, read_dtype
-from .saved_model import read_saved
+from .saved_model import SavedModel, read_saved
 
 Pair = tuple[PreTrainedModel, PreTrainedModel, PreTrainedTokenizerBase]
 
@@ -222,3 +224,35 @@ def require_same_vocabulary(target: PreTrainedTokenizerBase, draft: PreTrainedTo
         f"the first that differs is id {i}: {theirs.get(i)!r} against the target's {ours.get(i)!r}; "
         "UniversalDrafter (--drafter universal) takes a draft with another tokenizer"
     )
+
+
+def build(saved: SavedModel, plan: Plan) -> PreTrainedModel:
+    """Returns the model in evaluation mode. Raises OSError and ValueError as ``load_model``."""
+    plan.check(saved)
+    if saved.file is not None:
+        from .gguf.model import gguf_model
+
+        return gguf_model(saved.file, saved.config)
+    if plan.tp is not None:
+        from .load_sharded import load_sharded
+
+        return load_sharded(saved, plan.dtype, plan.device, plan.tp)
+    if plan.adapter is not None:
+        require_adapter(plan.adapter)
+    if plan.bits is None:
+        model = saved.load(plan.dtype, plan.device)
+        # Nobody chose bfloat16, in which many CPUs are slow.
+        if plan.dtype is None and plan.on_cpu and model.dtype == torch.bfloat16 and saved.quantisation is None:
+            model = compute_in_float32(model)
+    elif plan.rounds:
+        # On a CPU, weights that are not rounded stay stored as they were saved, and compute in float32.
+        model = saved.load(None if plan.on_cpu else plan.dtype, torch.device("cpu"))
+        if not plan.on_cpu:
+            replace(plan, dtype=model.dtype).check(saved)  # which nobody knew before, if nobody chose it
+        model = round_weights(model, plan.bits, plan.device)
+    else:
+        how, where = by_bitsandbytes(plan.bits), {"": plan.device}
+        model = saved.place(plan.dtype, quantization_config=how, device_map=where)
+    if plan.adapter is not None:
+        add_adapter(model, plan.adapter)
+    return model.eval()

@@ -6,7 +6,9 @@ import itertools
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
+
+from transformers import PreTrainedTokenizerBase
 
 from specdec_kernels import Status
 
@@ -21,9 +23,6 @@ from .errors import ApiError, queue_full
 from .lanes import Lane
 from .metrics import Metrics, RequestMetrics
 from .stop_cut import StopCut
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

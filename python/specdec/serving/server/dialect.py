@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...checks import refuse
 from ...detokenize import Detokenizer
-from .answer_reader import CALLS, CONTENT, REASONING, AnswerReader, Field
+from .answer_reader import CALLS, CONTENT, REASONING, AnswerReader, CallParser, Field
 from .call_grammar import JSON_ALONE, CallForm, CallGrammar, Marks, call_form, marks_of
-from .call_parser import CallParser
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -40,7 +40,7 @@ class ApiError(Exception):
             param: the client's name for it; None: the same.
         """
         name, _, what = str(error).partition(": ")
-        return cls(400, f"{param or name}: {what}", "invalid_value", param or name)
+        return refused(param or name, what)
 
     @classmethod
     def unexpected(cls, request_id: str) -> ApiError:
@@ -61,6 +61,11 @@ class ApiError(Exception):
         """What answers a request, whose line in the log gets the code."""
         scope["state"]["log"]["code"] = self.code
         return JSONResponse(self.body, self.status, self.headers)
+
+
+def refused(field: str, what: str) -> ApiError:
+    """Of the value of a field."""
+    return ApiError(400, f"{field}: {what}", "invalid_value", field)
 
 
 def queue_full(told: str) -> ApiError:

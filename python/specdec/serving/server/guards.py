@@ -1,4 +1,4 @@
-"""What a request must be before a route sees it."""
+"""What a request must be before a route sees it, and how many of them an owner may send in a minute."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import hashlib
 import hmac
 import math
 import time
+from collections import deque
 
 from starlette.datastructures import Headers
 from starlette.routing import Match
@@ -15,7 +16,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import ApiError
 from .json_body import check_json
-from .rate_limit import RateLimit
 from .service import Service
 
 WITHOUT_KEY = ("/", "/health", "/ready")  # GET and HEAD; the page itself holds nothing secret
@@ -172,3 +172,26 @@ async def serve_while_connected(app: ASGIApp, body: bytes, scope: Scope, receive
         await asyncio.wait((serving,))
     if not serving.cancelled():
         serving.result()
+
+
+MINUTE = 60.0  # seconds
+
+
+class RateLimit:
+    """Admits at most ``most`` requests of each owner in any minute. What was refused does not count.
+
+    Args:
+        most: >= 1.
+    """
+
+    def __init__(self, most: int):
+        self._most = most
+        self._admitted: dict[str, deque[float]] = {}  # when the newest were; as many owners as there are keys
+
+    def wait(self, owner: str, now: float) -> float:
+        """Returns after how many seconds the next request of ``owner`` is admitted. 0: this one is."""
+        times = self._admitted.setdefault(owner, deque(maxlen=self._most))
+        if len(times) == self._most and (left := times[0] + MINUTE - now) > 0:
+            return left
+        times.append(now)
+        return 0.0

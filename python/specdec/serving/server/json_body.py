@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
 from typing import Any
 
-from ...sampling.schema_checks import Written
+from ...sampling.schema_checks import Written, inside
 from .errors import ApiError
 
 MAX_DEPTH = 32
@@ -38,7 +37,7 @@ def check_json(body: bytes) -> None:
         raise _too_deep() from None
     level = [value]
     for _ in range(MAX_DEPTH):
-        level = [inner for each in level for inner in _inside(each)]
+        level = [inner for each in level for inner in inside(each)]
     if level:
         raise _too_deep()
 
@@ -77,7 +76,3 @@ def _integer(digits: str) -> int:
     if len(digits) > 20 or int(digits) not in _INTEGERS:
         raise _refused("an integer has more than 64 bits")
     return int(digits)
-
-
-def _inside(value: Any) -> Iterable[Any]:
-    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()

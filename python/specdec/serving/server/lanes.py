@@ -12,7 +12,7 @@ from ...checks import shown
 from ...prompts import read_eos
 from ..engine import Engine
 from ..scheduler import Scheduler
-from .errors import ApiError
+from .errors import ApiError, refused
 
 
 class Lane(NamedTuple):
@@ -55,8 +55,7 @@ class Lanes:
         key = (drafter or self.drafters[0], rule or self.rules[0])
         for name, given, allowed in zip(("drafter", "rule"), key, (self.drafters, self.rules), strict=True):
             if given not in allowed:
-                allowed_names = ", ".join(allowed)
-                raise ApiError(400, f"{name}: got {shown(given[:60])}, allowed: {allowed_names}", "invalid_value", name)
+                raise refused(name, f"got {shown(given[:60])}, allowed: {', '.join(allowed)}")
         async with self._making:
             if self._closed:
                 raise ApiError(503, "the server is shutting down", "shutting_down")

@@ -12,9 +12,9 @@ from types import FrameType
 import uvicorn
 from uvicorn.server import HANDLED_SIGNALS
 
-from .address import is_loopback
 from .app import create_app
 from .connection import TimedConnection
+from .server_settings import is_loopback
 from .service import Service
 
 log = logging.getLogger(__name__)

@@ -8,16 +8,13 @@ import traceback
 from datetime import UTC, datetime
 from typing import Any
 
-FORMATS = ("text", "json")
-LEVELS = ("debug", "info", "warning", "error")
-
 
 def configure(form: str, level: str) -> None:
     """Sends the log of the whole process to stderr.
 
     Args:
-        form: of FORMATS.
-        level: of LEVELS.
+        form: "text" or "json".
+        level: "debug", "info", "warning" or "error".
     """
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines() if form == "json" else TextLines())

@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 from specdec_kernels import SamplingParams
 
+from ...generate import next_seed
 from ...loop.request import Request
 from .answer_reader import AnswerReader
-from .errors import ApiError
+from .errors import ApiError, refused
 from .lanes import Lane
 from .messages import joined
 from .request_bodies import MAX_CHOICES, ChatRequest, CompletionRequest, GenerationBody
@@ -97,15 +98,15 @@ async def plan_completion(service: Service, body: CompletionRequest, owner: Hash
     """Raises ApiError."""
     _check(service, body)
     if body.best_of is not None and body.best_of != (body.n or 1):
-        raise _refused("best_of", f"got {body.best_of}, allowed: n, which is {body.n or 1}")
+        raise refused("best_of", f"got {body.best_of}, allowed: n, which is {body.n or 1}")
     if body.stream and body.echo and body.logprobs is not None:
-        raise _refused("echo", "not together with stream and logprobs")
+        raise refused("echo", "not together with stream and logprobs")
     if body.max_tokens == 0 and not body.echo:
-        raise _refused("max_tokens", "got 0, allowed without echo: 1 or more")
+        raise refused("max_tokens", "got 0, allowed without echo: 1 or more")
     given = _given(service, body)
     ids = await _tokens(service, given, body.add_special_tokens is not False)
     if not all(ids):
-        raise _refused("prompt", "got an empty one, allowed: at least one token")
+        raise refused("prompt", "got an empty one, allowed: at least one token")
     prompts = [Prompt(i, each if isinstance(each, str) else None) for i, each in zip(ids, given, strict=True)]
     top = body.logprobs
     scored = top if body.echo else None
@@ -120,13 +121,13 @@ async def plan_chat(service: Service, body: ChatRequest, owner: Hashable) -> Pla
     """Raises ApiError."""
     _check(service, body)
     if body.max_tokens is not None and body.max_completion_tokens is not None:
-        raise _refused("max_tokens", "not together with max_completion_tokens")
+        raise refused("max_tokens", "not together with max_completion_tokens")
     if body.max_tokens == 0:
-        raise _refused("max_tokens", "got 0, allowed: 1 or more")
+        raise refused("max_tokens", "got 0, allowed: 1 or more")
     if body.top_logprobs is not None and not body.logprobs:
-        raise _refused("top_logprobs", "allowed only with logprobs: true")
+        raise refused("top_logprobs", "allowed only with logprobs: true")
     if not service.tokenizer.chat_template:
-        raise _refused("messages", f"the tokenizer of {service.name} has no chat template; use /v1/completions")
+        raise refused("messages", f"the tokenizer of {service.name} has no chat template; use /v1/completions")
 
     try:
         tokens, reading = await asyncio.to_thread(read_chat, service, body)
@@ -143,9 +144,9 @@ def _check(service: Service, body: GenerationBody) -> None:
         message = f"The model {body.model[:60]!r} does not exist here; {service.name!r} does."
         raise ApiError(404, message, "model_not_found", "model")
     if body.stream_options is not None and not body.stream:
-        raise _refused("stream_options", "allowed only with stream: true")
+        raise refused("stream_options", "allowed only with stream: true")
     if body.stream and body.prompt_logprobs is not None:
-        raise _refused("prompt_logprobs", "not together with stream")
+        raise refused("prompt_logprobs", "not together with stream")
 
 
 def _given(service: Service, body: CompletionRequest) -> list[str | list[int]]:
@@ -154,12 +155,12 @@ def _given(service: Service, body: CompletionRequest) -> list[str | list[int]]:
     if given is None:  # the beginning of a document
         first = service.tokenizer.bos_token_id
         if first is None:
-            raise _refused("prompt", "got null, allowed for this model: a text, as it has no token for a beginning")
+            raise refused("prompt", "got null, allowed for this model: a text, as it has no token for a beginning")
         return [[first]]
     if isinstance(given, str) or given and isinstance(given[0], int):
         return [given]
     if not 0 < len(given) * (body.n or 1) <= MAX_CHOICES:
-        raise _refused("prompt", f"{len(given)} prompts, allowed: 1 to {MAX_CHOICES // (body.n or 1)} with this n")
+        raise refused("prompt", f"{len(given)} prompts, allowed: 1 to {MAX_CHOICES // (body.n or 1)} with this n")
     return list(given)  # type: ignore[arg-type]  # no list of ints
 
 
@@ -186,7 +187,7 @@ async def _plan(service: Service, body: GenerationBody, asked: EndpointRequest, 
         prediction = ids or None
     eos = sorted({*(() if body.ignore_eos else lane.eos), *(body.stop_token_ids or ())})
     if len(eos) > lane.max_eos:
-        raise _refused("stop_token_ids", f"{len(eos)} ids with those of the model, allowed: {lane.max_eos}")
+        raise refused("stop_token_ids", f"{len(eos)} ids with those of the model, allowed: {lane.max_eos}")
     bias = {int(token): value for token, value in (body.logit_bias or {}).items()}
     copies = body.n or 1
     # The copies of a prompt have the seeds that they have if it is the only one. Seeds that are drawn are not shared.
@@ -196,7 +197,7 @@ async def _plan(service: Service, body: GenerationBody, asked: EndpointRequest, 
     for prompt, seed in zip(asked.prompts, seeds, strict=True):
         new = _new_tokens(lane, len(prompt.tokens), asked)
         if (body.min_tokens or 0) > new:
-            raise _refused("min_tokens", f"got {body.min_tokens}, allowed: 0 to {new}, the most tokens of this text")
+            raise refused("min_tokens", f"got {body.min_tokens}, allowed: 0 to {new}, the most tokens of this text")
         for copy in range(copies):
             stop = TextStop(reading.detokenizer, prompt.tokens, body.stop_strings) if body.stop_strings else None
             cuts.append(StopCut(body.stop_strings, body.include_stop_str_in_output is True))
@@ -205,7 +206,7 @@ async def _plan(service: Service, body: GenerationBody, asked: EndpointRequest, 
                     prompt.tokens,
                     new,
                     params,
-                    _wrapped(seed + copy),
+                    next_seed(seed, copy),
                     eos,
                     reading.stop(prompt.tokens, stop),
                     bias,
@@ -229,11 +230,7 @@ def _params(body: GenerationBody) -> SamplingParams:
         return SamplingParams(
             temperature=1.0 if body.temperature is None else body.temperature,
             top_k=None if body.top_k in (None, -1, 0) else body.top_k,
-            top_p=body.top_p,
-            min_p=body.min_p,
-            repetition_penalty=body.repetition_penalty,
-            presence_penalty=body.presence_penalty,
-            frequency_penalty=body.frequency_penalty,
+            **{name: getattr(body, name) for name in ("top_p", "min_p", *SamplingParams.PENALTIES)},
         )
     except ValueError as error:
         raise ApiError.invalid(error) from error
@@ -250,12 +247,3 @@ def _new_tokens(lane: Lane, prompt: int, asked: EndpointRequest) -> int:
         )
         raise ApiError(400, message, "context_length_exceeded", asked.field)
     return new
-
-
-def _wrapped(seed: int) -> int:
-    """As a signed integer of 64 bits."""
-    return (seed + 2**63) % 2**64 - 2**63
-
-
-def _refused(field: str, what: str) -> ApiError:
-    return ApiError(400, f"{field}: {what}", "invalid_value", field)

@@ -48,9 +48,8 @@ Bias = Annotated[
     told("token ids, with numbers from -100 to 100"),
 ]
 Id = Annotated[int, Field(ge=0, lt=2**31)]
-Ids = Annotated[
-    list[Id], Field(fail_fast=True)
-]  # or a long list of what is none would cost a second, for all its errors
+# It fails fast, or a long list of what is none would cost a second, for all its errors.
+Ids = Annotated[list[Id], Field(fail_fast=True)]
 
 
 class JsonSchema(Strict):

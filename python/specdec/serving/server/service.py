@@ -8,10 +8,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import transformers
+from transformers import PreTrainedTokenizerBase
 
 from specdec_kernels import __version__
 
@@ -21,11 +22,7 @@ from .lanes import Lanes
 from .metrics import Metrics
 from .server_settings import ServerSettings
 from .structured_output import Grammars
-from .token_bytes import TokenBytes
-from .token_names import TokenNames
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from .token_names import TokenBytes, TokenNames
 
 
 @dataclass(frozen=True)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
+
+from transformers import PreTrainedTokenizerBase
 
 from ...sampling.grammar import Grammar, GrammarCompiler
 from ...sampling.grammar_limits import LANES
 from ...sampling.grammar_source import GrammarSource
 from .call_grammar import CallGrammar
-from .errors import ApiError, queue_full
+from .errors import ApiError, queue_full, refused
 from .lanes import Lane
 from .request_bodies import GenerationBody, ResponseFormat, StructuredOutputs
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 _Asked: TypeAlias = ResponseFormat | StructuredOutputs | CallGrammar
 _MOST_WAITING = 256  # for their grammars; as many texts may wait for rows
@@ -59,10 +58,10 @@ class Grammars:
             return None
         field, *others = reversed(asked)
         if others:
-            raise _refused(field, f"not together with {others[0]}")
+            raise refused(field, f"not together with {others[0]}")
         for name in ("min_tokens", "ignore_eos"):
             if getattr(body, name):
-                raise _refused(name, f"not together with {field}: a grammar says where a text ends")
+                raise refused(name, f"not together with {field}: a grammar says where a text ends")
         if self._waiting >= _MOST_WAITING:
             raise queue_full(f"{self._waiting} grammars wait to be compiled, allowed: {_MOST_WAITING}")
         self._waiting += 1
@@ -96,7 +95,7 @@ def _of_format(form: ResponseFormat) -> GrammarSource:
     if form.type == "json_object":
         return GrammarSource.json_object()
     if form.json_schema is None or form.json_schema.schema_ is None:
-        raise _refused("response_format", "got json_schema without a schema, allowed: one with it")
+        raise refused("response_format", "got json_schema without a schema, allowed: one with it")
     return GrammarSource.json_schema(form.json_schema.schema_, name="response_format")
 
 
@@ -104,10 +103,6 @@ def _of_outputs(outputs: StructuredOutputs) -> GrammarSource:
     given = {name: value for name, value in outputs.given.items() if value is not None}
     if len(given) != 1:
         names = ", ".join(_MAKERS)
-        raise _refused("structured_outputs", f"got {', '.join(given) or 'nothing'}, allowed: one of {names}")
+        raise refused("structured_outputs", f"got {', '.join(given) or 'nothing'}, allowed: one of {names}")
     ((name, value),) = given.items()
     return _MAKERS[name](value, name="structured_outputs")
-
-
-def _refused(field: str, what: str) -> ApiError:
-    return ApiError(400, f"{field}: {what}", "invalid_value", field)

@@ -1,14 +1,18 @@
 """Log-probabilities as OpenAI's two endpoints and vLLM's ``prompt_logprobs`` have them. All are of the model's own
-distribution, before temperature, penalties and filters."""
+distribution, before temperature, penalties and filters. Tokens are named by the bytes that they stand for in texts."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
+from transformers import PreTrainedTokenizerBase
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+from ...detokenize import BYTE_TOKEN
 from ...result import TokenLogProb
 from .decoded_text import Token
-from .token_bytes import TokenBytes
 
 LOWEST = -9999.0  # OpenAI's number for tokens that cannot occur; JSON has no -inf
 
@@ -89,3 +93,62 @@ def _by_id(token: int) -> str:
 
 def _finite(log_prob: float) -> float:
     return max(log_prob, LOWEST)
+
+
+class TokenBytes:
+    """Token id -> the UTF-8 bytes that it adds to a text; None for an id without a token."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase):
+        self._tokenizer = tokenizer
+        kinds = _decoder_kinds(tokenizer)
+        self._bytes_of: dict[str, int] | None = None
+        if "ByteLevel" in kinds and "ByteFallback" not in kinds:
+            self._bytes_of = {character: byte for byte, character in bytes_to_unicode().items()}
+        self._fallback = "ByteFallback" in kinds
+        # A token is read after others, because decoders treat a first one differently (a leading space, "##"). Which
+        # these are does not matter: a vocabulary of words reads "abcdef" as its unknown token.
+        ids = tokenizer("abcdef", add_special_tokens=False).input_ids
+        self._before = list(tokenizer.convert_ids_to_tokens(ids))
+        self._before_text = tokenizer.convert_tokens_to_string(self._before)
+        self._known: dict[int, bytes | None] = {}
+
+    def __call__(self, token: int) -> bytes | None:
+        if token not in self._known:
+            self._known[token] = self._of(token)
+        return self._known[token]
+
+    def _of(self, token: int) -> bytes | None:
+        try:
+            name: str | None = list(self._tokenizer.convert_ids_to_tokens([token]))[0]
+        except (IndexError, KeyError, OverflowError, ValueError):
+            name = None
+        if name is None:
+            return None
+        if self._bytes_of is not None and all(c in self._bytes_of for c in name):
+            return bytes(self._bytes_of[c] for c in name)
+        if self._fallback and (byte := BYTE_TOKEN.fullmatch(name)):
+            return bytes([int(byte[1], 16)])
+        text = self._tokenizer.convert_tokens_to_string([*self._before, name])
+        if not text.startswith(self._before_text):  # the decoder treats a last one differently
+            return self._tokenizer.convert_tokens_to_string([name]).encode()
+        return text[len(self._before_text) :].encode()
+
+
+def _decoder_kinds(tokenizer: PreTrainedTokenizerBase) -> set[str]:
+    """The names of the parts of a fast tokenizer's decoder."""
+    decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
+    if decoder is None:
+        return set()
+    kinds = {type(decoder).__name__}
+    try:
+        waiting = [json.loads(decoder.__getstate__())]
+    except (AttributeError, TypeError, ValueError):  # a decoder written in Python shows no parts
+        return kinds
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, dict):
+            kinds.add(str(part.get("type")))
+            waiting += part.values()
+        elif isinstance(part, list):
+            waiting += part
+    return kinds

@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+from transformers import PreTrainedTokenizerBase
 
 from ...chat_template import chat_tokens, template_text
 from ...checks import refuse, shown
@@ -14,13 +16,10 @@ from ...stopping import StoppingCriteria
 from .answer_reader import AnswerReader
 from .call_grammar import CallGrammar
 from .dialect import AnswerForm
-from .errors import ApiError
+from .errors import ApiError, refused
 from .messages import NamedTool
 from .request_bodies import ChatRequest
 from .service import Service
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 _UNSUPPORTED = ("unsupported_parameter", "tools")
 
@@ -109,10 +108,8 @@ def _variables(tokenizer: PreTrainedTokenizerBase, given: dict[str, Any]) -> dic
     ours = {*inspect.signature(tokenizer.apply_chat_template).parameters, "messages", *tokenizer.special_tokens_map}
     for name in given:
         if name in ours or not name.isidentifier() or not re.search(rf"\b{name}\b", source):
-            told = (
-                f"got {name[:60]!r}, allowed: what the chat template of this model reads, and the server does not set"
-            )
-            raise ApiError(400, f"chat_template_kwargs: {told}", "invalid_value", "chat_template_kwargs")
+            allowed = "what the chat template of this model reads, and the server does not set"
+            raise refused("chat_template_kwargs", f"got {name[:60]!r}, allowed: {allowed}")
     return given
 
 

@@ -10,8 +10,17 @@ from ...drafters.heads.blocks import Parts, Shape
 from ...drafters.heads.eagle3 import Eagle3, Eagle3Flags
 from ...drafters.heads.layer_ids import written
 from ...models.forward.cached_model import CachedModel
-from .learner import Files, Learner, Lesson, layer_sizes, output_ids, output_rows, small, speculators_config
-from .training_time_test import learn_in_turn
+from .learner import (
+    Files,
+    Learner,
+    Lesson,
+    layer_sizes,
+    learn_in_turn,
+    output_ids,
+    output_rows,
+    small,
+    speculators_config,
+)
 
 
 class Eagle3Learner(Learner):

@@ -12,8 +12,7 @@ from ...drafters.heads.mtp import Mtp, MtpLayer
 from ...drafters.heads.mtp_files import DEEPSEEK, QWEN, new_mtp
 from ...models.exchanged.layers import layers_path
 from ...models.forward.cached_model import CachedModel
-from .learner import Files, Learner, Lesson, small
-from .training_time_test import learn_in_turn
+from .learner import Files, Learner, Lesson, learn_in_turn, small
 
 
 class MtpLearner(Learner):

@@ -1,4 +1,5 @@
-"""What every kind of head in training has: a module that drafts, lessons for it, and files."""
+"""What every kind of head in training has: a module that drafts, lessons for it, and files; and the
+training-time test of those that draft one token after the other."""
 
 from __future__ import annotations
 
@@ -11,9 +12,11 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from ...checks import refuse
-from ...drafters.heads.interface import Head
+from ...drafters.heads.in_turn import DraftsInTurn
+from ...drafters.heads.interface import Head, HeadInput
 from ...drafters.heads.vocabulary import target_embedding, target_head
 from ...models.forward.cached_model import CachedModel
+from ...models.forward.layout import Layout
 from ..losses import Wanted, loss_of
 
 
@@ -202,3 +205,33 @@ class _GrowingLayer:
         self._keys.append(keys)
         self._values.append(values)
         return torch.cat(self._keys, 2), torch.cat(self._values, 2)
+
+
+def learn_in_turn(
+    head: DraftsInTurn, lesson: Lesson, depth: int, weights: Mapping[str, float]
+) -> tuple[torch.Tensor, list[float]]:
+    """The training-time test (EAGLE-3, arXiv 2503.01840, section 3.2): a head whose drafts take one forward each goes
+    on from its own outputs, as it will when it drafts. Returns the loss, and how often the token of each depth is the
+    target's.
+
+    Row t begins with the pair of the feature of token t and token t + 1, which is about token t + 2. At depth i it has
+    gone on to the pair of its own output and token t + 1 + i. It sees the true pairs up to t, and what it made itself
+    since, which no other row sees.
+    """
+    size, length = lesson.tokens.shape
+    rows, device = length - depth, lesson.tokens.device
+    features = head.combine(lesson.states)[:, :rows]
+    causal = torch.ones(rows, rows, dtype=torch.bool, device=device).tril()
+    itself = torch.eye(rows, dtype=torch.bool, device=device)
+    cache: Any = GrowingCache(head.num_layers)
+    total, hits = features.new_zeros(()), []
+    for i in range(depth):
+        places = (torch.arange(rows, device=device) + i).expand(size, -1)
+        mask = torch.cat([causal] + [itself] * i, 1)[None, None]
+        tokens = lesson.tokens[:, 1 + i : 1 + i + rows]
+        out = head.run(HeadInput(features, tokens, Layout(places, places, mask.shape[-1], mask)), cache)
+        ours, log_p = head.logits(out), lesson.log_p[:, 1 + i : 1 + i + rows]
+        total = total + DECAY**i * loss_between(weights, ours, log_p)
+        hits.append(agreement(ours, log_p))
+        features = head.recycled(out)
+    return total, hits
