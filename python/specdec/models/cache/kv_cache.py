@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 from collections.abc import Collection, Hashable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -12,12 +13,14 @@ from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache
 
 from ...checks import refuse
-from .compaction import Compaction
 from .dropped import Dropped
 from .features import FeatureStore
 from .kv_layer import KVLayer, LayerSlot, Slot, Writer
 from .recurrent_layer import Committed, RecurrentLayer
 from .tree import Tree
+
+if TYPE_CHECKING:
+    from .compaction import Compaction
 
 CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params")  # the first one since transformers 5.24
 VISIBLE_STEP = 64  # attention reads a multiple of this many slots, which makes few distinct shapes and few empty slots
@@ -218,6 +221,8 @@ class StaticKVCache(Cache):
         """Returns what moves the nodes of all layers in one launch."""
         storage = [*self.storage(), *(window.flatten(2)[:, None] for window in self._windows())]
         if self._compaction is None or len(self._compaction.storages) < len(storage):
+            from .compaction import Compaction
+
             self._compaction = Compaction(storage)
         return self._compaction
 
