@@ -19,7 +19,7 @@ from .forward.cached_model import CachedModel
 from .forward.recurrent import recurrent_layers, scan_of
 from .forward.training_mode import check_evaluating
 from .full_forward import TREE, check_against_full_forward, check_shape
-from .ranks.ranks import leader_of
+from .ranks.leaders import leader_of
 
 # For these, tests/models/test_model_types.py compares ragged cached forwards with full ones; see docs/models.md.
 KNOWN_MODEL_TYPES = frozenset(

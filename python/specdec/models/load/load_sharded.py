@@ -10,7 +10,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from ...checks import refuse
 from ..ranks.channel import Leader, RanksParted
 from ..ranks.follower import follow
-from ..ranks.ranks import check_ranks, lead, meet_ranks
+from ..ranks.leaders import lead
+from ..ranks.ranks import check_ranks, meet_ranks
 from ..ranks.sharded import name_of
 from ..supported import KNOWN_MODEL_TYPES, RECURRENT_LAYER_TYPES
 from .location import Location

@@ -1,22 +1,18 @@
-"""The processes over which a model's weights are divided: torchrun starts them, and they meet here.
-Who leads those of a model is known without torch.distributed."""
+"""The processes over which a model's weights are divided: torchrun starts them, and they meet here."""
 
 from __future__ import annotations
 
 import atexit
 import importlib.util
 import os
-import weakref
 from typing import TYPE_CHECKING
 
 import torch
-from transformers import PreTrainedModel
 
 from ...checks import read_count, refuse
 
 if TYPE_CHECKING:
     from .channel import Follower, Leader
-
 
 # How long a rank waits in a collective for others that are alive. One that ends is noticed at once.
 _COLLECTIVE_MINUTES = 10
@@ -80,17 +76,3 @@ def meet_ranks(tp: int, device: torch.device | str) -> Leader | Follower:
         atexit.register(end.end)
     _met.append(end)
     return end
-
-
-# By model: who has the other ranks do the same, and the number under which they know the model.
-_LED: weakref.WeakKeyDictionary[PreTrainedModel, tuple[Leader, int]] = weakref.WeakKeyDictionary()
-
-
-def lead(model: PreTrainedModel, leader: Leader, number: int) -> None:
-    """Notes that other ranks have their shards of ``model``, which they know by this number."""
-    _LED[model] = leader, number
-
-
-def leader_of(model: PreTrainedModel) -> tuple[Leader, int] | None:
-    """None: nobody follows the forwards of this model."""
-    return _LED.get(model)
