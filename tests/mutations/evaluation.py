@@ -1,4 +1,4 @@
-"""Of what is measured: conversations in which a method hears itself, and what a table makes of them."""
+"""Of what is measured: conversations in which a method hears itself."""
 
 from .mutation import Mutation, mutations
 
@@ -9,10 +9,5 @@ MUTATIONS: list[Mutation] = [
         "python/specdec/evaluation/bench/talks.py",
         SUITES,
         {"suite-answers-are-not-heard": ("answers = [turn.answer for turn in turns]", 'answers = [""] * len(turns)')},
-    ),
-    *mutations(
-        "python/specdec/evaluation/bench/suite_table.py",
-        SUITES,
-        {"suite-speeds-pooled": ("statistics.mean(answers.choices", "statistics.harmonic_mean(answers.choices")},
     ),
 ]
