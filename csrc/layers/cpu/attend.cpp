@@ -5,7 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <vector>
+#include <memory>
 
 #include "../../common/parallel.h"
 #include "../../core/softmax.h"
@@ -229,7 +229,7 @@ template <int kWidth, int kQueries, class Stored>
 SPECDEC_BODY void tasks(const AttendParams& params, int64_t begin, int64_t end) {
   const int64_t group = params.heads / params.key_heads, all = group * params.queries;
   const int64_t parts = (all + kQueries - 1) / kQueries;
-  std::vector<float> weights(kQueries * (params.slots + params.columns));
+  const std::unique_ptr<float[]> weights(new float[kQueries * (params.slots + params.columns)]);  // each is written
   for (int64_t task = begin; task < end; ++task) {
     const int64_t row = task / parts / params.key_heads, key_head = task / parts % params.key_heads;
     Query queries[kQueries];
@@ -244,7 +244,7 @@ SPECDEC_BODY void tasks(const AttendParams& params, int64_t begin, int64_t end) 
           .end = std::clamp(seen[1], first, params.slots),
           .path = seen + 2,
           .length = 0,
-          .weights = weights.data() + j * (params.slots + params.columns),
+          .weights = weights.get() + j * (params.slots + params.columns),
           .sink = params.sinks ? params.sinks + head : nullptr,
           .out = params.out + ((row * params.queries + at) * params.heads + head) * params.value_size,
       };
