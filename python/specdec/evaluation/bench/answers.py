@@ -134,7 +134,10 @@ def _choice(given: Mapping[str, Any]) -> Choice:
 _Kinds = tuple[type, ...]
 _NAMES: dict[str, _Kinds] = {"question_id": (str, int), "category": (str,), "choices": (list,)}
 _LISTS: dict[str, _Kinds] = {
-    **{"turns": (str,), "new_tokens": (int,), "wall_time": (int, float), "accept_lengths": (int,)}
+    "turns": (str,),
+    "new_tokens": (int,),
+    "wall_time": (int, float),
+    "accept_lengths": (int,),
 }
 
 
