@@ -3,12 +3,12 @@ distribution, before temperature, penalties and filters. Tokens are named by the
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
-from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from ...detokenize import BYTE_TOKEN
 from ...result import TokenLogProb
@@ -103,7 +103,7 @@ class TokenBytes:
         kinds = _decoder_kinds(tokenizer)
         self._bytes_of: dict[str, int] | None = None
         if "ByteLevel" in kinds and "ByteFallback" not in kinds:
-            self._bytes_of = {character: byte for byte, character in bytes_to_unicode().items()}
+            self._bytes_of = _byte_level_alphabet()
         self._fallback = "ByteFallback" in kinds
         # A token is read after others, because decoders treat a first one differently (a leading space, "##"). Which
         # these are does not matter: a vocabulary of words reads "abcdef" as its unknown token.
@@ -152,3 +152,11 @@ def _decoder_kinds(tokenizer: PreTrainedTokenizerBase) -> set[str]:
         elif isinstance(part, list):
             waiting += part
     return kinds
+
+
+@functools.cache
+def _byte_level_alphabet() -> dict[str, int]:
+    """Character -> byte in byte-level vocabularies (GPT-2's): printable Latin-1 is itself, the rest is U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
