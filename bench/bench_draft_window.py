@@ -50,10 +50,10 @@ def forward_of(model: CachedModel, cache: StaticKVCache, stored: int) -> Callabl
 def move_of(model: CachedModel, window: DraftWindow) -> Callable[[int], object]:
     """Returns what moves the window by so many tokens as it drops at once."""
     cache = model.new_cache(1, model.capacity(window.tokens(K)))
-    rows, at_once, text = WindowedRows(window, cache, cache.trash), max(window.size // 8, 1), [0] * window.size
+    rows, text = WindowedRows(window, cache, cache.trash), [0] * window.size
 
     def move(_: int) -> None:
-        text.extend([0] * at_once)
+        text.extend([0] * window.at_once)
         rows.move({0: text})
 
     return move
@@ -76,10 +76,11 @@ def time_forwards(results: report.Report, contexts: list[int], windows: list[int
         whole = {"context": context, "window": None, "draft": summary(samples["whole"])}
         each.append(whole | {"MiB": cache.capacity * model.slot_bytes() / 2**20})
         for size in windows:
+            window = DraftWindow(size)
             row = {"context": context, "window": size, "draft": summary(samples[f"{size}"])}
-            row["move"] = summary([taken / max(size // 8, 1) for taken in samples[f"{size} move"]])
+            row["move"] = summary([taken / window.at_once for taken in samples[f"{size} move"]])
             row["whole/window"] = ratios(samples["whole"], samples[f"{size}"])
-            each.append(row | {"MiB": model.capacity(DraftWindow(size).tokens(K)) * model.slot_bytes() / 2**20})
+            each.append(row | {"MiB": model.capacity(window.tokens(K)) * model.slot_bytes() / 2**20})
         results.rows[:] = each
     results.show("one drafted token", each, ("context", "window", "draft", "whole/window", "move", "MiB"))
 

@@ -184,9 +184,7 @@ class BenchRun:
         for name in drafters:
             if head := at.paths(name).get("head"):
                 paths[f"head {short_name(name)}"] = head
-        what = session.what
-        # A list where it is only prompts: what was measured before there were suites goes on.
-        prompts = json.dumps(what if len(what) > 1 else what["prompts"]).encode()
+        prompts = json.dumps(session.what).encode()
         heads = {short_name(name): drafter for name, drafter in drafters.items() if f"head {short_name(name)}" in paths}
         return {
             "grid": {
@@ -243,10 +241,8 @@ def _write(folder: Folder, grid: Grid) -> dict | None:
     if not folder.rounds:
         return None
     whole = results(folder.header, grid, folder.rounds)
-    files = {
-        **{"results.json": json.dumps(whole, indent=1) + "\n", "results.csv": cells_csv(whole)},
-        "log.csv": log_csv(whole),
-    }
+    tables = {"results.csv": cells_csv(whole), "log.csv": log_csv(whole)}
+    files = {"results.json": json.dumps(whole, indent=1) + "\n", **tables}
     if "suite" in folder.header:
         answers = answer_files(folder.header, grid, folder.rounds)
         files |= {f"answers/{file_name(cell.id)}": to_text(lines) for cell, lines in answers.items()}

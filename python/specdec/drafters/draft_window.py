@@ -49,10 +49,14 @@ class DraftWindow:
         """Returns how many tokens of a text are stored at most."""
         return SINKS + self.size + most_drafts
 
+    @property
+    def at_once(self) -> int:
+        """How many tokens are dropped at a time."""
+        return max(self.size // 8, 1)
+
     def dropped(self, length: int) -> int:
         """Returns how many tokens after the first ones are dropped of a text of ``length`` known tokens."""
-        at_once = max(self.size // 8, 1)
-        return max(-(-(length - SINKS - self.size) // at_once) * at_once, 0)
+        return max(-(-(length - SINKS - self.size) // self.at_once) * self.at_once, 0)
 
 
 class WindowedRows:

@@ -87,9 +87,9 @@ class Session:
         return len(self._methods)
 
     @property
-    def what(self) -> dict:
+    def what(self) -> list | dict:
         """For JSON: all that makes the texts of one session comparable to those of another, but for models and grid."""
-        return {"prompts": [[p.id, p.category, p.tokens] for p in self.prompts]}
+        return [[p.id, p.category, p.tokens] for p in self.prompts]
 
     @property
     def positions(self) -> int | None:

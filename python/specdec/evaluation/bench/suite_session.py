@@ -42,9 +42,9 @@ class SuiteSession(Session):
         self.questions, self._suite, self._form, self._cut = list(questions), suite, form, False
 
     @property
-    def what(self) -> dict:
+    def what(self) -> list | dict:
         said = [[question.key, question.turns] for question in self.questions]
-        return {**super().what, "suite": self._suite, "turns": said, "cut": self._cut}
+        return {"prompts": super().what, "suite": self._suite, "turns": said, "cut": self._cut}
 
     def described(self) -> dict:
         """For results.json."""
