@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,8 @@ _KEEPABLE = frozenset(
         *("conv_window", "delta_step", "ssd_step"),
     )
 )
+_aten = torch.ops.aten
+_WITH_FORMS = frozenset((_aten.reshape.default, _aten.add.Tensor, _aten.index_copy_.default))
 Call = tuple[Any, Sequence[Any], Mapping[str, Any]]  # an operation and its arguments
 
 
@@ -111,12 +114,15 @@ def native_form(called: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
         >>> native_form(torch.ops.aten.add.Tensor, (x, x), {})[0]
         <OpOverload(op='specdec_layers.add', overload='default')>
     """
+    if called not in _WITH_FORMS:
+        return called, args, kwargs
     tensors = [x for x in args if isinstance(x, torch.Tensor)]
     if any(x.device.type != "cpu" for x in tensors) or not _has_native():
         return called, args, kwargs
     if called is torch.ops.aten.reshape.default and args[0].dim() <= 4 and not _is_view(*args):
         x, shape = args
-        return handle("reshaped"), (x, torch.empty(x.shape, device="meta").reshape(shape).shape), {}
+        known = -math.prod(shape)  # -1 stands for what is left
+        return handle("reshaped"), (x, [n if n != -1 else x.numel() // known for n in shape]), {}
     if all(x.is_contiguous() for x in tensors):
         match called, [*args], kwargs:
             case torch.ops.aten.add.Tensor, [torch.Tensor() as x, torch.Tensor() as y], {**rest}:

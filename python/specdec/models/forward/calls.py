@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from specdec_layers import native_form
@@ -15,13 +14,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 _READS = (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__)
 
 
-def tensors(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in an argument or a result, which may be a list."""
+def tensors(value: Any) -> list[torch.Tensor]:
+    """Returns the tensors in an argument or a result, which may be a list."""
+    if isinstance(value, torch.Tensor):
+        return [value]
     if isinstance(value, list | tuple):
-        for part in value:
-            yield from tensors(part)
-    elif isinstance(value, torch.Tensor):
-        yield value
+        return [x for part in value for x in tensors(part)]
+    return []
 
 
 def memory_of(x: torch.Tensor) -> int:
@@ -39,28 +38,44 @@ class Reads(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
+class _Kind(NamedTuple):
+    """What is the same for all calls of an operation."""
+
+    is_view: bool  # or not, as those of reshape
+    indexes: bool  # by masks or numbers
+    depends: bool  # whether the shape of what it returns depends on numbers
+
+
+@functools.cache
+def _kind(operation: Any) -> _Kind:
+    depends = torch.Tag.dynamic_output_shape in operation.tags
+    indexes = operation is torch.ops.aten.index.Tensor
+    return _Kind(operation.is_view, indexes, depends and not indexes)
+
+
 class Call:
     """A call of an operation, and what it returned."""
 
+    __slots__ = "args", "input_memory", "inputs", "is_view", "kwargs", "operation", "result", "result_memory", "results"
+
     def __init__(self, operation: Any, args: Any, kwargs: Any, result: Any):
         self.operation, self.args, self.kwargs, self.result = operation, args, kwargs, result
-        self.inputs, self.results = [*tensors([*args, *kwargs.values()])], [*tensors(result)]
-
-    @functools.cached_property
-    def is_view(self) -> bool:
-        """Whether it made nothing new. (An operation such as reshape does or does not.)"""
-        memory = set(map(memory_of, self.inputs))
-        return self.operation.is_view and all(memory_of(x) in memory for x in self.results)
+        self.inputs, self.results = tensors([*args, *kwargs.values()]), tensors(result)
+        self.input_memory, self.result_memory = [*map(memory_of, self.inputs)], [*map(memory_of, self.results)]
+        # Whether it made nothing new.
+        self.is_view = _kind(operation).is_view and all(memory in self.input_memory for memory in self.result_memory)
 
     @property
     def depends(self) -> bool:
         """Whether numbers decided what Python was told, or the shape of a result."""
-        parts = self.result if isinstance(self.result, list | tuple) else [self.result]
-        if any(isinstance(part, bool | int | float) for part in parts):
-            return True
-        if self.operation is torch.ops.aten.index.Tensor:  # by masks or numbers
+        if not isinstance(self.result, torch.Tensor):
+            parts = self.result if isinstance(self.result, list | tuple) else [self.result]
+            if any(isinstance(part, bool | int | float) for part in parts):
+                return True
+        kind = _kind(self.operation)
+        if kind.indexes:
             return any(x.dtype in (torch.bool, torch.uint8) for x in self.inputs[1:])
-        return torch.Tag.dynamic_output_shape in self.operation.tags
+        return kind.depends
 
 
 class Calls(TorchDispatchMode):

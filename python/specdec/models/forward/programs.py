@@ -8,8 +8,7 @@ them. PyTorch's run between these, and what they return is copied to its place.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -21,34 +20,71 @@ Forward = Callable[..., torch.Tensor]
 
 
 class Memory:
-    """Blocks of bytes, for the values of one forward at a time over a cache: none is needed when it is over. Within it,
-    a block serves other values when no later call needs what it has."""
+    """Blocks of numbers, for the values of one forward at a time over a cache: none is needed when it is over. Within
+    it, a block serves other values when no later call needs what it has."""
 
     def __init__(self) -> None:
-        self._blocks: dict[int, list[torch.Tensor]] = {}
-        self._free: dict[int, list[torch.Tensor]] = {}
+        self._blocks: dict[tuple[torch.dtype, int], list[torch.Tensor]] = {}
+        self._free: dict[tuple[torch.dtype, int], list[torch.Tensor]] = {}
 
     def begin(self) -> None:
-        self._free = {size: [*blocks] for size, blocks in self._blocks.items()}
+        self._free = {kind: [*blocks] for kind, blocks in self._blocks.items()}
 
-    def take(self, count: int) -> torch.Tensor:
-        size = 1 << max(count - 1, 63).bit_length()
-        if self._free.get(size):
-            return self._free[size].pop()
-        block = torch.empty(size, dtype=torch.uint8)
-        self._blocks.setdefault(size, []).append(block)
+    def take(self, dtype: torch.dtype, count: int) -> torch.Tensor:
+        kind = dtype, 1 << max(count - 1, 15).bit_length()
+        if self._free.get(kind):
+            return self._free[kind].pop()
+        with torch.inference_mode(False):  # whatever the mode is in which a replay writes to it
+            block = torch.empty(kind[1], dtype=dtype)
+        self._blocks.setdefault(kind, []).append(block)
         return block
 
     def give(self, block: torch.Tensor) -> None:
-        self._free.setdefault(block.numel(), []).append(block)
+        self._free.setdefault((block.dtype, block.numel()), []).append(block)
 
 
-@dataclass(frozen=True)
-class _Place:
-    """Stands, among the arguments of a call, for a tensor that is no constant."""
+class _Arguments:
+    """What a call is given, with holes where tensors stood that are no constants."""
 
-    number: int
-    shape: torch.Size
+    __slots__ = "_names", "holes", "parts"
+
+    def __init__(self, call: Call, numbers: Mapping[int, int], constants: dict[int, torch.Tensor]):
+        self.parts, self._names = [*call.args, *call.kwargs.values()], tuple(call.kwargs)
+        self.holes: list[tuple[int, int | None, int, torch.Size]] = []  # part, place in its list, number, shape
+        seen = 0
+        for i, part in enumerate(self.parts):
+            if isinstance(part, torch.Tensor):
+                among: list[tuple[int | None, torch.Tensor]] = [(None, part)]
+            elif isinstance(part, list | tuple):
+                among = [(j, x) for j, x in enumerate(part) if isinstance(x, torch.Tensor)]
+            else:
+                continue
+            seen += len(among)
+            for j, x in among:
+                if (number := numbers.get(id(x))) is None:
+                    constants[id(x)] = x
+                    continue
+                self.holes.append((i, j, number, x.shape))
+                if j is None:
+                    self.parts[i] = None
+                else:
+                    self.parts[i] = [*self.parts[i][:j], None, *self.parts[i][j + 1 :]]
+        if seen < len(call.inputs):
+            raise NotImplementedError(f"{call.operation} is given lists of lists of tensors")
+
+    def filled(self, values: Mapping[int, torch.Tensor]) -> tuple[list[Any], dict[str, Any]]:
+        parts = [*self.parts]
+        for i, j, number, _ in self.holes:
+            if j is None:
+                parts[i] = values[number]
+            else:
+                parts[i] = [*parts[i][:j], values[number], *parts[i][j + 1 :]]
+        count = len(parts) - len(self._names)
+        return parts[:count], dict(zip(self._names, parts[count:], strict=True))
+
+    def fit(self, values: Mapping[int, torch.Tensor]) -> bool:
+        """Whether these have the shapes that were recorded: what PyTorch returns then has the shape that it had."""
+        return all(values[number].shape == shape for _, _, number, shape in self.holes)
 
 
 class _Made(NamedTuple):
@@ -56,7 +92,7 @@ class _Made(NamedTuple):
 
     number: int
     memory: int
-    bytes: int
+    count: int  # of numbers that its memory has room for
     dtype: torch.dtype
     layout: tuple[Sequence[int], Sequence[int], int | torch.SymInt]  # shape, strides, offset
 
@@ -65,13 +101,10 @@ class _Made(NamedTuple):
         """Whether several of its numbers are in one place."""
         return any(size > 1 and stride == 0 for size, stride in zip(*self.layout[:2], strict=True))
 
-    def over(self, block: torch.Tensor) -> torch.Tensor:
-        return block.view(self.dtype).as_strided(*self.layout)
-
 
 class _Step(NamedTuple):
     operation: Any
-    arguments: Any  # args and kwargs, with places
+    arguments: _Arguments
     made: dict[int, _Made]  # by their index in what it returns
     is_view: bool
     is_kept: bool  # by a program
@@ -91,49 +124,50 @@ class Programs:
     def __init__(
         self, calls: Sequence[Call], own: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], result: torch.Tensor
     ):
-        numbers: dict[int, int] = {}
+        numbers, self.constants = dict[int, int](), dict[int, torch.Tensor]()
         for x in (*own, *inputs):
             numbers.setdefault(id(x), len(numbers))
 
-        def made(x: torch.Tensor) -> _Made:
-            stored, layout = x.untyped_storage(), (x.shape, x.stride(), x.storage_offset())
-            return _Made(numbers.setdefault(id(x), len(numbers)), stored._cdata, stored.nbytes(), x.dtype, layout)
-
-        def place(x: torch.Tensor) -> Any:
-            return _Place(numbers[id(x)], x.shape) if id(x) in numbers else x
+        def made(x: torch.Tensor, number: int, memory: int) -> _Made:
+            layout = x.shape, x.stride(), x.storage_offset()
+            return _Made(number, memory, x.untyped_storage().nbytes() // x.itemsize, x.dtype, layout)
 
         self._own = [numbers[id(x)] for x in own]
         # Each has memory of its own, as inputs that share some need not do so the next time.
-        forms = [torch.empty_like(x, device="meta") for x in inputs]
-        self._inputs = [
-            made(x)._replace(bytes=y.nbytes, layout=(y.shape, y.stride(), 0))
-            for x, y in zip(inputs, forms, strict=True)
-        ]
+        self._inputs = [made(torch.empty_like(x), numbers[id(x)], -1 - i) for i, x in enumerate(inputs)]
         while calls and calls[-1].is_view:
             calls = calls[:-1]
-        last = {memory_of(x): i for i, call in enumerate(calls) for x in (*call.inputs, *call.results)}
-        seen, given = set(map(memory_of, (*own, *inputs))), set(map(memory_of, inputs))
+        last = {memory: i for i, call in enumerate(calls) for memory in (*call.input_memory, *call.result_memory)}
+        given = set(map(memory_of, inputs))
+        seen = given.union(map(memory_of, own))
         self._steps = list[_Step]()
         for i, call in enumerate(calls):
-            arguments, before = _exchanged((call.args, call.kwargs), torch.Tensor, place), set(map(id, call.inputs))
-            new = {n: made(x) for n, x in enumerate(call.results) if id(x) not in numbers and id(x) not in before}
-            if not call.is_view and any(x.memory in seen or x.overlaps for x in new.values()):
-                raise NotImplementedError(f"{call.operation} returns memory that something else has, too")
-            if any(memory_of(x) in given for x in call.results if id(x) in before):
-                raise NotImplementedError(f"{call.operation} changes an input")
-            if call.operation is torch.ops.aten.as_strided.default and memory_of(call.inputs[0]) in given:
-                raise NotImplementedError(f"{call.operation} looks into an input's memory")
-            seen |= {memory_of(x) for x in (*call.inputs, *call.results)}
-            ends = {memory_of(x) for x in (*call.inputs, *call.results) if last[memory_of(x)] == i}
-            kept = Program.keeps(call.operation)
-            self._steps.append(_Step(call.operation, arguments, new, call.is_view, kept, sorted(ends)))
-        makes = [] if not calls else [n for n, x in self._steps[-1].made.items() if x.memory == memory_of(result)]
+            operation, before = call.operation, set(map(id, call.inputs))
+            arguments = _Arguments(call, numbers, self.constants)
+            new = dict[int, _Made]()
+            for n, (x, memory) in enumerate(zip(call.results, call.result_memory, strict=True)):
+                if id(x) in before:
+                    if memory in given:
+                        raise NotImplementedError(f"{operation} changes an input")
+                elif id(x) not in numbers:
+                    numbers[id(x)] = len(numbers)
+                    new[n] = made(x, numbers[id(x)], memory)
+            shared = len({x.memory for x in new.values()}) < len(new)
+            if not call.is_view and (shared or any(x.memory in seen or x.overlaps for x in new.values())):
+                raise NotImplementedError(f"{operation} returns memory that something else has, too")
+            if operation is torch.ops.aten.as_strided.default and call.input_memory[0] in given:
+                raise NotImplementedError(f"{operation} looks into an input's memory")
+            used = {*call.input_memory, *call.result_memory}
+            seen |= used
+            ends = sorted(memory for memory in used if last[memory] == i)
+            self._steps.append(_Step(operation, arguments, new, call.is_view, Program.keeps(operation), ends))
+        memory = memory_of(result)
+        makes = [] if not calls else [n for n, x in self._steps[-1].made.items() if x.memory == memory]
         if not makes:
             raise NotImplementedError("the last call does not make the result")
-        self._head, self._result = self._steps.pop(), (makes[0], made(result).layout)
+        self._head, self._result = self._steps.pop(), (makes[0], (result.shape, result.stride(), result.storage_offset()))
 
-    @torch.inference_mode(False)
-    @torch.no_grad()
+    @torch.inference_mode()  # in which weights may have been made; of others it makes usual views
     def bind(self, memory: Memory, own: Sequence[torch.Tensor]) -> Forward:
         """Returns what replays it over a cache with these tensors, which are not read or written yet.
 
@@ -146,39 +180,39 @@ class Programs:
 
         def place(x: _Made) -> torch.Tensor:
             if x.memory not in blocks:
-                blocks[x.memory] = memory.take(x.bytes)
-            values[x.number] = x.over(blocks[x.memory])
+                blocks[x.memory] = memory.take(x.dtype, x.count)
+            values[x.number] = blocks[x.memory].as_strided(*x.layout)
             return values[x.number]
 
-        inputs = [x.over(memory.take(x.bytes)) for x in self._inputs]
-        values.update(zip((x.number for x in self._inputs), inputs, strict=True))
+        inputs = [*map(place, self._inputs)]
+        blocks.clear()
         runs = list[Callable[[], None]]()
         program: Program | None = None
-        for step in self._steps:
-            operation, arguments, made, is_view, is_kept, last = step
-            args, kwargs = _exchanged(arguments, _Place, lambda x: values[x.number])
+        for operation, arguments, made, is_view, is_kept, last in self._steps:
+            args, kwargs = arguments.filled(values)
             if is_view:
-                with torch.inference_mode():  # in which weights may have been made; of others it makes usual views
-                    views, base = [*tensors(operation._op(*args, **kwargs))], memory_of(args[0])
-                values.update({x.number: views[n] for n, x in made.items()})
-                if any(memory_of(values[x.number]) != base for x in made.values()):
-                    raise NotImplementedError(f"{operation} makes no view over this cache")
+                views, base = tensors(operation._op(*args, **kwargs)), memory_of(args[0])
+                for n, x in made.items():
+                    values[x.number] = view = views[n]
+                    if memory_of(view) != base:
+                        raise NotImplementedError(f"{operation} makes no view over this cache")
             elif is_kept:
                 if program is None:
                     program = Program()
                     runs.append(program.run)
                 program.keep(operation, args, kwargs, results=[place(x) for x in made.values()])
             else:
-                if made:
-                    _check_shapes(step, values)
+                if made and not arguments.fit(values):
+                    raise NotImplementedError(f"{operation} is given other shapes over this cache")
                 program = None
                 results = {n: place(x) for n, x in made.items()}
                 runs.append(functools.partial(_copied, operation._op, args, kwargs, results))
             for ended in last:
                 if ended in blocks:
                     memory.give(blocks.pop(ended))
-        _check_shapes(self._head, values)
-        args, kwargs = _exchanged(self._head.arguments, _Place, lambda x: values[x.number])
+        if not self._head.arguments.fit(values):
+            raise NotImplementedError(f"{self._head.operation} is given other shapes over this cache")
+        args, kwargs = self._head.arguments.filled(values)
         head, (index, layout) = self._head.operation._op, self._result
 
         def replay(*given: torch.Tensor) -> torch.Tensor:
@@ -186,31 +220,12 @@ class Programs:
                 x.copy_(new)
             for run in runs:
                 run()
-            return [*tensors(head(*args, **kwargs))][index].as_strided(*layout)
+            return tensors(head(*args, **kwargs))[index].as_strided(*layout)
 
         return replay
 
 
-def _exchanged(value: Any, kind: type, other: Callable[[Any], Any]) -> Any:
-    """Returns an argument with ``other`` of each part that is of this kind."""
-    if isinstance(value, list | tuple):
-        return [_exchanged(part, kind, other) for part in value]
-    if isinstance(value, dict):
-        return {name: _exchanged(part, kind, other) for name, part in value.items()}
-    return other(value) if isinstance(value, kind) else value
-
-
-def _check_shapes(step: _Step, values: dict[int, torch.Tensor]) -> None:
-    """What PyTorch returns has the shape that it had if what it is given has."""
-
-    def check(x: _Place) -> None:
-        if values[x.number].shape != x.shape:
-            raise NotImplementedError(f"{step.operation} is given other shapes over this cache")
-
-    _exchanged(step.arguments, _Place, check)
-
-
 def _copied(operation: Any, args: Any, kwargs: Any, results: dict[int, torch.Tensor]) -> None:
-    returned = [*tensors(operation(*args, **kwargs))]
+    returned = tensors(operation(*args, **kwargs))
     for index, place in results.items():
         place.copy_(returned[index])

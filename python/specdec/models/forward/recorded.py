@@ -7,10 +7,12 @@ with graphs, all that is not an input, weights and caches among it, is used as t
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections import Counter
-from collections.abc import Hashable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -18,13 +20,8 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from ..exchanged.copied_modules import is_hooked
 from ..exchanged.shards import has_shards
-from .calls import Call, Calls, Reads, memory_of
+from .calls import Calls, Reads, memory_of
 from .programs import Forward, Memory, Programs
-
-
-class Recording(NamedTuple):
-    programs: Programs
-    fixed: list[torch.Tensor]  # that it uses, and are no inputs and not the cache's
 
 
 class Cache(Protocol):
@@ -51,7 +48,7 @@ class Recordings:
         self._most = most
         self._weights = set(map(memory_of, weights))
         self._runs: Counter[Hashable] = Counter()
-        self._known: dict[Hashable, Recording | None] = {}  # None: it runs each time
+        self._known: dict[Hashable, Programs | None] = {}  # None: it runs each time
         self._bound: weakref.WeakKeyDictionary[Cache, dict[Hashable, Forward]] = weakref.WeakKeyDictionary()
         self._memory: weakref.WeakKeyDictionary[Cache, Memory] = weakref.WeakKeyDictionary()
 
@@ -79,8 +76,9 @@ class Recordings:
         self.replays += 1
         return bound[key](*inputs)
 
-    def _bind(self, recording: Recording, cache: Cache) -> Forward:
-        return recording.programs.bind(self._memory.setdefault(cache, Memory()), cache.tensors())
+    def _bind(self, recording: Programs, cache: Cache) -> Forward:
+        with _no_collection():
+            return recording.bind(self._memory.setdefault(cache, Memory()), cache.tensors())
 
     def _record(self, key: Hashable, cache: Cache, forward: Forward, inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
         result, recording = record(forward, cache.tensors(), *inputs)
@@ -93,7 +91,7 @@ class Recordings:
             return result
         self._bound[cache][key] = replay
         # What is neither a weight nor the cache's may be of this cache, or of this text.
-        if all(isinstance(x, nn.Parameter) or memory_of(x) in self._weights for x in recording.fixed):
+        if all(isinstance(x, nn.Parameter) or memory_of(x) in self._weights for x in recording.constants.values()):
             self._known[key] = recording
             if len(self._known) > self._most:
                 oldest = next(iter(self._known))
@@ -114,26 +112,30 @@ def is_recordable(model: nn.Module) -> bool:
 
 def record(
     forward: Forward, own: Sequence[torch.Tensor], *inputs: torch.Tensor
-) -> tuple[torch.Tensor, Recording | None]:
+) -> tuple[torch.Tensor, Programs | None]:
     """Returns ``forward(*inputs)``, and what replays it with other tensors in place of ``own``. None: what is called
     would depend on the inputs' numbers, or no program can do it."""
     inputs = tuple(x.view(x.shape) for x in inputs)  # two inputs may be one tensor
-    with Reads() as reads, Calls() as calls:
-        result = forward(*inputs)
-    if reads.found or calls.depend:
-        return result, None
+    with _no_collection():
+        with Reads() as reads, Calls() as calls:
+            result = forward(*inputs)
+        if reads.found or calls.depend:
+            return result, None
+        try:
+            return result, Programs(calls.made, own, inputs, result)
+        except NotImplementedError:
+            return result, None
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Thousands of objects are made and dropped here, for which Python would look for cycles among all that the process
+    has, which takes longer than a recording."""
+    was = gc.isenabled()
+    gc.disable()
     try:
-        return result, Recording(Programs(calls.made, own, inputs, result), _fixed(calls.made, own, inputs, result))
-    except NotImplementedError:
-        return result, None
+        yield
+    finally:
+        if was:
+            gc.enable()
 
-
-def _fixed(
-    calls: Sequence[Call], own: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], result: torch.Tensor
-) -> list[torch.Tensor]:
-    """Returns what is used that nothing made, and that is given by nobody."""
-    known, fixed = set(map(id, (*own, *inputs))), list[torch.Tensor]()
-    for used, made in (*((call.inputs, call.results) for call in calls), ([result], [])):
-        fixed += {id(x): x for x in used if id(x) not in known}.values()
-        known |= set(map(id, (*used, *made)))
-    return fixed
