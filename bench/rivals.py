@@ -51,6 +51,7 @@ def own(model: PreTrainedModel, draft: PreTrainedModel | None, served: bool) -> 
     """``served``: also by an engine, which is the server's loop."""
 
     def decode(decoder: SpeculativeDecoder) -> Decode:
+        decoder.warm_up()
         return lambda prompt, new: len(decoder.generate([prompt], max_new_tokens=new, eos_token_id=[]).tokens[0])
 
     plain = SpeculativeDecoder(model, None, 0)

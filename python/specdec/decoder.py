@@ -30,6 +30,7 @@ from .loop.request import Request
 from .loop.sequence import Output, SequenceState
 from .loop.shared_length import SharedK
 from .loop.step import AcceptRule
+from .loop.warm_up import warm_up
 from .models.cache_plan import CacheBudget
 from .models.supported import cached_model, why_no_trees
 from .prompts import check_room, read_eos
@@ -172,6 +173,7 @@ class SpeculativeDecoder:
             check_room([sequence.text], sequence.room, "target", self.target.max_length)
             self.check(sequence, accept_rule)
         longest = max((sequence.slots for sequence in sequences), default=1)  # a cache without rows has slots, too
+        longest = self.target.with_room(len(sequences), longest)
         if sequences:
             self.plan_caches(len(sequences), longest, step=self.target.slot_step)
         config = self.batch_config(
@@ -194,6 +196,24 @@ class SpeculativeDecoder:
                     raise error
             batch.release()
         return Decoded(sequences, batch.stats_of(sequences), None if batch.session is None else batch.session.error)
+
+    def warm_up(self) -> None:
+        """Makes the first text as fast as later ones, for texts that are decoded alone: on a CPU, forwards of the
+        target are recorded for each number of drafts that is verified, which otherwise happens in the first texts, and
+        then takes as long as ten to twenty steps of a small model each. Elsewhere, and for trees, nothing is recorded.
+        The models are run, and nothing else changes.
+
+        Example:
+            >>> from specdec import SpeculativeDecoder, load_embedded_pair
+            >>> target, _, tokenizer = load_embedded_pair()
+            >>> decoder = SpeculativeDecoder(target)
+            >>> decoder.warm_up()
+        """
+        with torch.inference_mode():
+            capacity = self.target.capacity(self.target.with_room(1, 1), self._memory.tree_slots)
+            batch = Batch(self.batch_config(1, capacity, self.read_rule(None), max_eos=0))
+            warm_up(batch)
+            batch.release()
 
     def check(self, sequence: SequenceState, rule: AcceptRule) -> None:
         """Raises ValueError for a sequence with settings that the rule, or trees, cannot have."""

@@ -122,7 +122,7 @@ def native_form(called: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     if called is torch.ops.aten.reshape.default and args[0].dim() <= 4 and not _is_view(*args):
         x, shape = args
         known = -math.prod(shape)  # -1 stands for what is left
-        return handle("reshaped"), (x, [n if n != -1 else x.numel() // known for n in shape]), {}
+        return handle("reshaped"), (x, torch.Size(x.numel() // known if n == -1 else n for n in shape)), {}
     if all(x.is_contiguous() for x in tensors):
         match called, [*args], kwargs:
             case torch.ops.aten.add.Tensor, [torch.Tensor() as x, torch.Tensor() as y], {**rest}:

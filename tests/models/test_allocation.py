@@ -10,11 +10,19 @@ import pytest
 import torch
 from specdec import EarlyExitDrafter, PromptLookupDrafter, SpeculativeDecoder
 from specdec.models import cache_plan
+from specdec.models.cache import kept_cache
 from specdec.models.forward.cached_model import CachedModel
 from support.allocations import allocated
 from support.dropped import drops_drafter
 from support.model_types import model_of
 from support.models import generate, prompts, tiny_model
+
+
+@pytest.fixture(autouse=True)
+def _no_room(monkeypatch):
+    """No cache has more slots than its texts need."""
+    monkeypatch.setattr(kept_cache, "ROOMY", 0)
+
 
 DRAFTERS = {
     "none": lambda target: None,

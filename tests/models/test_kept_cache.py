@@ -18,6 +18,13 @@ from support.models import prompts, tiny_model, tunable_pair
 NEW = {"max_new_tokens": 20, "eos_token_id": []}
 
 
+@pytest.fixture(autouse=True)
+def _no_room(monkeypatch, request):
+    """Caches have the slots that their first texts need, but in a test of this."""
+    if "room" not in request.node.name:
+        monkeypatch.setattr(kept_cache, "ROOMY", 0)
+
+
 def kept(model: CachedModel) -> list[StaticKVCache]:
     return model._kept._kept
 
@@ -137,3 +144,35 @@ def test_a_scheduler_keeps_its_own():
     (cache,) = kept(decoder.target)
     scheduler = Scheduler(decoder, rows=2, max_length=20)
     assert scheduler.batch.state.target_cache is cache and not kept(decoder.target)
+
+
+def test_longer_texts_find_room_in_the_cache_that_is_kept(monkeypatch):
+    """And so in the programs over it; as far as that is little memory, and the model has positions."""
+    made, bind = [], Programs.bind
+    monkeypatch.setattr(Programs, "bind", lambda *args: made.append(1) or bind(*args))
+    decoder, used = SpeculativeDecoder(tiny_model(), None, 0), []
+    for longest in (9, 90, 200):
+        ids = prompts(1, longest, longest)
+        monkeypatch.setattr(kept_cache, "ROOMY", 0)
+        expected = SpeculativeDecoder(tiny_model(), None, 0).generate(ids, **NEW).tokens
+        monkeypatch.setattr(kept_cache, "ROOMY", 1 << 20)
+        made.clear()
+        assert decoder.generate(ids, **NEW).tokens == expected
+        used.append((id(kept(decoder.target)[0]), kept(decoder.target)[0].capacity, len(made)))
+    assert used == [(used[0][0], 257, n) for n in (1, 0, 0)]
+    target = decoder.target
+    monkeypatch.setattr(target, "max_length", None)
+    assert [target.with_room(1, n) for n in (1, 256, 257, 1000)] == [256, 256, 512, 1024]
+    slot = target.slot_bytes()
+    monkeypatch.setattr(kept_cache, "ROOMY", 512 * slot)
+    assert [target.with_room(*asked) for asked in ((1, 300), (2, 300), (1, 600), (0, 5))] == [512, 300, 600, 5]
+    monkeypatch.setattr(target, "max_length", 400)
+    assert [target.with_room(1, n) for n in (20, 300)] == [256, 400]
+
+
+@pytest.mark.parametrize("case", ["eager", "bloom", "qwen3_next"])
+def test_no_room_where_no_cache_is_kept(case):
+    model = copy.deepcopy(tiny_model()) if case == "eager" else model_of(case)
+    if case == "eager":
+        model.set_attn_implementation("eager")
+    assert CachedModel(model).with_room(1, 20) == 20

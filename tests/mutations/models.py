@@ -131,7 +131,7 @@ MUTATIONS: list[Mutation] = [
         "python/specdec/models/forward/calls.py",
         "tests/models/test_recorded.py",
         {
-            "recorded-copies-stay": ("return self.operation.is_view and all(", "return self.operation.is_view or all("),
+            "recorded-copies-stay": ("_kind(operation).is_view and all(", "_kind(operation).is_view or all("),
         },
     ),
     *mutations(

@@ -99,7 +99,9 @@ def make_service(
         if nodes is None:  # requests may have predictions
             made = PredictedDrafter(made)
         decoder = loaded.decoder(made, drafts_of(drafts.num_drafts, rule, nodes), nodes)
-        return Scheduler(decoder, rule=rule, **scheduling)
+        scheduler = Scheduler(decoder, rule=rule, **scheduling)
+        scheduler.warm_up()
+        return scheduler
 
     default = "specdec-embedded" if at.target is None else Path(at.target).name or at.target
     lanes = Lanes(make, drafters, rules)

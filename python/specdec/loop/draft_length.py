@@ -119,6 +119,7 @@ class DraftLength(ABC):
     Attributes:
         most: the largest K.
         fixed: K of steps in which a row's text depends on it.
+        widths: how many drafts a step may verify, ascending.
         adapts: whether the times of steps are wanted, and steps may have fewer rows.
     """
 
@@ -126,6 +127,7 @@ class DraftLength(ABC):
 
     def __init__(self, most: int, fixed: int):
         self.most, self.fixed = most, fixed
+        self.widths = sorted({0, fixed, most})
 
     @abstractmethod
     def chooses(self, text_depends: bool) -> bool:

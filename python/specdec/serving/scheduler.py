@@ -16,6 +16,7 @@ from ..loop.prefixes import PrefixReuse
 from ..loop.request import Request
 from ..loop.sequence import Output, SequenceState
 from ..loop.step import AcceptRule
+from ..loop.warm_up import warm_up
 from ..models.forward.cached_model import CachedModel
 from ..prompts import read_eos
 from ..result import FinishReason
@@ -131,6 +132,11 @@ class Scheduler:
         self._busy_rows = 0
         self._stepping = False
         self._to_cancel: list[int] = []  # requests cancelled by code that the current step calls
+
+    def warm_up(self) -> None:
+        """Makes the first request as fast as later ones, as :meth:`SpeculativeDecoder.warm_up` does, for requests that
+        come one by one if steps may have few rows, and else for steps of all rows."""
+        warm_up(self.batch)
 
     # ---- requests ------------------------------------------------------------------------------------------
 

@@ -10,6 +10,15 @@ from .kv_layer import LayerSlot
 
 LARGEST = 1 << 28  # bytes; the texts that fill a larger one take long enough
 _MOST_SLOTS = 8  # times as many as are needed
+LEAST = 256  # tokens for which a cache that may be kept has room
+ROOMY = 1 << 26  # bytes up to which it has room for more than its first texts need
+
+
+def with_room(tokens: int, token_bytes: int) -> int:
+    """Returns for how many tokens of a row there should be room where ``tokens`` are needed: for more, if that is
+    little memory, so that the next text, which may be longer, finds the cache kept."""
+    roomy = max(LEAST, 1 << (tokens - 1).bit_length())
+    return roomy if roomy * token_bytes <= ROOMY else tokens
 
 
 class KeptCache:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ..cache.kept_cache import KeptCache
+from ..cache.kept_cache import KeptCache, with_room
 from ..cache.kv_cache import StaticKVCache, check_cache_dtype, stored_dtype
 from ..cache.kv_layer import LayerSlot, Slot
 from ..cache.tree import Tree
@@ -134,8 +134,19 @@ class CachedModel:
 
     def keep(self, cache: StaticKVCache) -> None:
         """Takes back a cache that nobody uses any more, for one of the next texts."""
-        if self.reads_only_filled and self.forwards.is_recorded:
+        if self._keeps:
             self._kept.give(cache)
+
+    def with_room(self, rows: int, tokens: int) -> int:
+        """Returns for how many tokens the rows of a cache should have room if ``tokens`` are needed."""
+        if not (self._keeps and rows) or self.recurrent:
+            return tokens
+        roomy = with_room(tokens, rows * self.slot_bytes())
+        return max(tokens, roomy if self.max_length is None else min(roomy, self.max_length))
+
+    @property
+    def _keeps(self) -> bool:
+        return self.reads_only_filled and self.forwards.is_recorded
 
     def _cache(self, batch_size: int, capacity: int, dtype: torch.dtype | None, window: int) -> StaticKVCache:
         own = self.config, batch_size, capacity, self.device, self.attention.append_new

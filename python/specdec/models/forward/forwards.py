@@ -97,6 +97,11 @@ class Forwards:
         """Returns the logits [B, q, V] of a decoding forward of ``tokens`` [B, q] int64."""
         return self.run(self.steps if layout.mask is None else self.prompts, tokens, cache, layout).logits
 
+    def prepare(self, tokens: torch.Tensor, cache: StaticKVCache, layout: Layout) -> bool:
+        """Makes later decoding forwards like this one, which feeds ``tokens``, as fast as they will be, where the first
+        ones take longer. Returns whether they do."""
+        return False
+
     def run(
         self,
         module: Callable[..., T],
@@ -149,6 +154,14 @@ class RecordedForwards(Forwards):
     def step(self, tokens: torch.Tensor, cache: StaticKVCache, layout: Layout) -> torch.Tensor:
         if not self.is_recorded or torch.is_grad_enabled():
             return super().step(tokens, cache, layout)
+        return self._recorded(tokens, cache, layout, runs=1 if tokens.shape[1] == 1 else RARE_RUNS)
+
+    def prepare(self, tokens: torch.Tensor, cache: StaticKVCache, layout: Layout) -> bool:
+        if self.is_recorded and not torch.is_grad_enabled():
+            self._recorded(tokens, cache, layout, runs=0)
+        return self.is_recorded
+
+    def _recorded(self, tokens: torch.Tensor, cache: StaticKVCache, layout: Layout, runs: int) -> torch.Tensor:
         by_kind = isinstance(layout.mask, dict)
         masks: dict = layout.mask if isinstance(layout.mask, dict) else {} if layout.mask is None else {"": layout.mask}
         tree = layout.tree if self.recurrent else None  # others read its mask
@@ -167,4 +180,4 @@ class RecordedForwards(Forwards):
         slots = () if self.attention.reads_only_filled and not self.recurrent else (layout.visible, cache.capacity)
         key = *(x.shape for x in inputs), *slots, tree is None, torch.is_autocast_enabled("cpu"), cache.form
         with self._threads():
-            return self.recordings.run(key, cache, forward, *inputs, runs=1 if tokens.shape[1] == 1 else RARE_RUNS)
+            return self.recordings.run(key, cache, forward, *inputs, runs=runs)

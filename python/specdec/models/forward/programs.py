@@ -165,7 +165,8 @@ class Programs:
         makes = [] if not calls else [n for n, x in self._steps[-1].made.items() if x.memory == memory]
         if not makes:
             raise NotImplementedError("the last call does not make the result")
-        self._head, self._result = self._steps.pop(), (makes[0], (result.shape, result.stride(), result.storage_offset()))
+        self._head, self._index = self._steps.pop(), makes[0]
+        self._layout = result.shape, result.stride(), result.storage_offset()
 
     @torch.inference_mode()  # in which weights may have been made; of others it makes usual views
     def bind(self, memory: Memory, own: Sequence[torch.Tensor]) -> Forward:
@@ -213,7 +214,7 @@ class Programs:
         if not self._head.arguments.fit(values):
             raise NotImplementedError(f"{self._head.operation} is given other shapes over this cache")
         args, kwargs = self._head.arguments.filled(values)
-        head, (index, layout) = self._head.operation._op, self._result
+        head, index, layout = self._head.operation._op, self._index, self._layout
 
         def replay(*given: torch.Tensor) -> torch.Tensor:
             for x, new in zip(inputs, given, strict=True):
