@@ -13,6 +13,7 @@ import torch
 from specdec.models.exchanged import huge_pages
 from specdec.models.forward import forwards, programs, recorded
 from specdec.models.forward.cached_model import CachedModel
+from specdec.models.forward.calls import tensors
 from specdec.models.forward.forwards import Forwards
 from specdec.models.forward.programs import Memory
 from specdec.models.forward.recorded import Recordings, is_recordable, record
@@ -88,7 +89,7 @@ def test_no_number_of_slots_is_recorded(case, monkeypatch):
             sources.append([step.operation for step in self._steps])
             numbers.append(steps := [[]])
             for step in self._steps:
-                steps[0] += [part for part in map(str, step.arguments.parts) if "tensor" not in part]
+                steps[0] += [part for part in step.arguments.parts if not tensors(part)]
 
     monkeypatch.setattr(recorded, "Programs", Noted)
     for capacity in (40, 67):

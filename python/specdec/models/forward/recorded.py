@@ -138,4 +138,3 @@ def _no_collection() -> Iterator[None]:
     finally:
         if was:
             gc.enable()
-
