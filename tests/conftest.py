@@ -3,6 +3,7 @@ kernels on fibers (simt/)."""
 
 from __future__ import annotations
 
+import atexit
 import functools
 import gc
 import os
@@ -78,14 +79,11 @@ def leave_to_nightly(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """What is imported by now stays. The garbage collector would go through its half a million objects again and again,
-    for half of the time of a batch of thousands of rows."""
+    for half of the time of a batch of thousands of rows, and pytest's own calls at the end for seconds."""
     gc.freeze()
+    atexit.register(gc.unfreeze)  # so that libraries find nothing leaked at the end
     gc.set_threshold(10_000, 10, 10)
     gc.enable()
-
-
-def pytest_sessionfinish() -> None:
-    gc.unfreeze()  # so that libraries find nothing leaked at the end
 
 
 @pytest.hookimpl(wrapper=True)
