@@ -140,7 +140,7 @@ def test_a_wrong_later_turn_ends_with_1(small, monkeypatch):
 
     tokenizer = load_embedded_pair()[2]
     monkeypatch.setattr(SpecdecMethod, "run", wrong)
-    ended = invoke(*small)
+    ended = invoke(*small, "--repeats", 1)
     assert ended.exit_code == BUG and "bug: plain t=0 b=1, prompt 81, turn 2, new token 0" in ended.stdout
 
 

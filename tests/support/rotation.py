@@ -19,7 +19,8 @@ from . import ROOT
 EVERY = 7  # so many commits see all cases
 APART = ("nightly", "nvcc", "real")  # markers of what no everyday run has
 REACHED = pytest.StashKey[bool]()  # of a case that runs only because its file imports what was changed
-DEAR = {line for line in (ROOT / "tests/support/dear.txt").read_text().splitlines() if line.startswith("tests/")}
+LISTED = (line for line in (ROOT / "tests/support/dear.txt").read_text().splitlines() if line.startswith("tests/"))
+DEAR = {name: number for number, name in enumerate(LISTED)}  # their turns follow each other, so that days are alike
 FOLDERS = (ROOT / "tests", ROOT / "bench", ROOT / "python", ROOT)  # where modules are looked for
 IMPORT = re.compile(r"^ *(?:from (\.*)([\w.]*) import (\([^)]*\)|.*)|import (.*))$", re.MULTILINE)
 MOST = 40  # test files that all run for one file that was changed
@@ -28,8 +29,10 @@ MOST = 40  # test files that all run for one file that was changed
 def turn(test: str, index: int, commits: int) -> bool:
     """Whether case number ``index`` of a test runs after so many commits. Tests of two cases, of which there are many,
     do not all run their second one on the same day."""
-    first = index == 0 and DEAR.isdisjoint((test, test.partition("::")[0]))
-    return first or (zlib.crc32(test.encode()) + index + commits) % EVERY == 0
+    number = DEAR.get(test, DEAR.get(test.partition("::")[0]))
+    if number is None:
+        return index == 0 or (zlib.crc32(test.encode()) + index + commits) % EVERY == 0
+    return (number + index + commits) % EVERY == 0
 
 
 def today(items: Iterable[pytest.Item]) -> tuple[int, set[Path]]:
