@@ -159,6 +159,14 @@ def test_what_is_no_product_stays_whole():
     assert len(cover([{"given": f"x{i}", "told": f"y{i}", "rule": "token"} for i in range(20)])) == 20
 
 
+def test_of_an_only_argument_all_cases_stay():
+    items = [Item(f"{TESTS[0]}[{i}]") for i in range(20)]
+    for item in items:
+        item.callspec = SimpleNamespace(params={"case": item.nodeid})
+    pairwise.mark(items, (), (), (), 0)
+    assert not any(item.markers for item in items)
+
+
 def test_of_what_takes_long_one_case_stays_and_another_later(monkeypatch, tmp_path):
     """Beside those that killed a mutant. All of a file that imports what was changed."""
     monkeypatch.setattr(pairwise, "KILLERS", tmp_path / "results.json")

@@ -48,7 +48,7 @@ def mark(
         values, together = [item.callspec.params for item in cases], 1 if test in dear else 2
         if test in dear:
             chosen.add((zlib.crc32(test.encode()) + turn) % len(cases))
-        elif len(cases) <= CASES or len(values[0]) == together:
+        elif len(cases) <= CASES or len(values[0]) <= together:
             continue
         if len(values[0]) > together:
             chosen = cover(values, chosen, together)
