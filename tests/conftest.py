@@ -3,6 +3,7 @@ kernels on fibers (simt/)."""
 
 from __future__ import annotations
 
+import atexit
 import functools
 import gc
 import os
@@ -22,7 +23,7 @@ import pytest  # noqa: E402
 import simt.kernels  # noqa: E402
 import typer.testing  # noqa: E402
 from support import BACKENDS, FAST_BACKENDS, TREE_BACKENDS, pairwise, rotation  # noqa: E402
-from support.suite_cost import SuiteCost, is_everyday  # noqa: E402
+from support.suite_cost import SuiteCost, has_everyday  # noqa: E402
 
 if not torch.cuda.is_available():
     from support.interpreter import patch_once_a_launch
@@ -40,16 +41,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if is_everyday(config):
+    if has_everyday(config):
         config.pluginmanager.register(SuiteCost(config))
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at the markers
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    commits, reached = rotation.today(items)
     if not torch.cuda.is_available():
         leave_to_nightly(items)
-        pairwise.mark(items, rotation.APART, rotation.DEAR)
-    rotation.mark(config, items)
+        pairwise.mark(items, rotation.APART, rotation.DEAR, reached, commits // rotation.EVERY)
+    rotation.mark(config, items, commits, reached)
 
 
 def leave_to_nightly(items: list[pytest.Item]) -> None:
@@ -77,14 +79,11 @@ def leave_to_nightly(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """What is imported by now stays. The garbage collector would go through its half a million objects again and again,
-    for half of the time of a batch of thousands of rows."""
+    for half of the time of a batch of thousands of rows, and pytest's own calls at the end for seconds."""
     gc.freeze()
+    atexit.register(gc.unfreeze)  # so that libraries find nothing leaked at the end
     gc.set_threshold(10_000, 10, 10)
     gc.enable()
-
-
-def pytest_sessionfinish() -> None:
-    gc.unfreeze()  # so that libraries find nothing leaked at the end
 
 
 @pytest.hookimpl(wrapper=True)

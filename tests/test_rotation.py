@@ -1,13 +1,14 @@
-"""Which cases run every day: all of them within five commits, and at once where something was changed."""
+"""Which cases run every day: all of them within seven commits, and at once where something was changed."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from support import ROOT, rotation
+from support import ROOT, pairwise, rotation
 from support.pairwise import cover
 from support.rotation import EVERY, home, reach, reached_files, turn
 
@@ -16,8 +17,9 @@ TESTS = [f"tests/test_{i}.py::test_it" for i in range(40)]
 
 @pytest.mark.parametrize("dear", [False, True])
 @pytest.mark.parametrize("commits", [0, 1566])
-def test_every_case_runs_within_five_commits(monkeypatch, commits, dear):
-    monkeypatch.setattr(rotation, "DEAR", {"tests/test_3.py", *TESTS[10:]} if dear else set())
+def test_every_case_runs_within_seven_commits(monkeypatch, commits, dear):
+    names = ["tests/test_3.py", *TESTS[10:]] if dear else []
+    monkeypatch.setattr(rotation, "DEAR", {name: number for number, name in enumerate(names)})
     for test in TESTS[3:4] + TESTS[10:]:
         for index in range(23):
             runs = [turn(test, index, commits + more) for more in range(EVERY)]
@@ -32,7 +34,9 @@ def test_tests_that_are_listed_exist():
 
 def test_days_are_alike():
     """Also of tests with two cases, the second ones are spread over the days."""
-    assert {sum(turn(test, 1, commits) for test in TESTS) for commits in range(EVERY)} <= {*range(3, 15)}
+    assert {sum(turn(test, 1, commits) for test in TESTS) for commits in range(EVERY)} <= {*range(1, 12)}
+    days = {sum(turn(test, 0, commits) for test in rotation.DEAR) for commits in range(EVERY)}
+    assert max(days) - min(days) <= 1
 
 
 class Item:
@@ -57,18 +61,18 @@ def marked(monkeypatch):
         monkeypatch.setattr(rotation, "git", lambda arguments: "100")
         monkeypatch.setattr(rotation, "changed_files", lambda: frozenset(ROOT / name for name in changed))
         items = [Item(f"tests/test_stopping.py::test_it[{i}]", *["nightly"] * (i == 4)) for i in range(10)]
-        rotation.mark(SimpleNamespace(getoption=lambda name: all_cases, args=list(args)), items)
+        rotation.mark(SimpleNamespace(getoption=lambda name: all_cases, args=list(args)), items, *rotation.today(items))
         if changed:
-            assert sum(rotation.REACHED in item.stash for item in items) in (0, 6)
+            assert sum(rotation.REACHED in item.stash for item in items) in (0, 7)
         return [i for i, item in enumerate(items) if "another_day" in item.markers]
 
     return run
 
 
-def test_the_first_and_a_fifth_run(marked):
+def test_the_first_and_a_seventh_run(marked):
     """What is nightly has no number."""
     left = marked()
-    assert len(left) == 6 and not {0, 4} & {*left}
+    assert len(left) == 7 and not {0, 4} & {*left}
 
 
 def test_who_asks_for_all_gets_all(marked):
@@ -149,8 +153,32 @@ def test_few_cases_have_all_pairs():
     for one, other in (("backend", "rule"), ("backend", "q"), ("rule", "q")):
         pairs = {(cases[i][one], cases[i][other]) for i in chosen}
         assert len(pairs) == len(axes[one]) * len(axes[other])
-    assert len(cover(cases, together=1)) == 3
 
 
 def test_what_is_no_product_stays_whole():
     assert len(cover([{"given": f"x{i}", "told": f"y{i}", "rule": "token"} for i in range(20)])) == 20
+
+
+def test_of_an_only_argument_all_cases_stay():
+    items = [Item(f"{TESTS[0]}[{i}]") for i in range(20)]
+    for item in items:
+        item.callspec = SimpleNamespace(params={"case": item.nodeid})
+    pairwise.mark(items, (), (), (), 0)
+    assert not any(item.markers for item in items)
+
+
+def test_of_what_takes_long_one_case_stays_and_another_later(monkeypatch, tmp_path):
+    """Beside those that killed a mutant. All of a file that imports what was changed."""
+    monkeypatch.setattr(pairwise, "KILLERS", tmp_path / "results.json")
+    pairwise.KILLERS.write_text(json.dumps({"mutants": {"a-bug": {"test": f"{TESTS[0]}[4]"}}}))
+
+    def left(turn: int, reached: bool = False) -> set[int]:
+        items = [Item(f"{TESTS[0]}[{i}]", *["real"] * (i == 3)) for i in range(5)]
+        for item in items:
+            item.callspec = SimpleNamespace(params={"case": item.nodeid})
+        pairwise.mark(items, ("real",), {TESTS[0]}, {items[0].path} if reached else (), turn)
+        return {i for i, item in enumerate(items) if "nightly" in item.markers}
+
+    found = [left(turn) for turn in range(4)]
+    assert set.union(*found) == {0, 1, 2} and not set.intersection(*found) and min(map(len, found)) == 2
+    assert not left(0, reached=True)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from support import ROOT, rotation, suite_cost
-from support.suite_cost import SuiteCost, is_everyday, told
+from support.suite_cost import SuiteCost, has_everyday, told
 
 
 @pytest.fixture
@@ -18,8 +18,13 @@ def clock(monkeypatch):
     monkeypatch.setattr(suite_cost, "COST", 10)
 
 
-def run(plugin: SuiteCost, reached: bool = False) -> None:
-    test = plugin.pytest_runtest_protocol(SimpleNamespace(stash={rotation.REACHED: True} if reached else {}))
+def run(plugin: SuiteCost, why: str = "every day") -> None:
+    """A test that runs for this reason."""
+    item = SimpleNamespace(
+        stash={rotation.REACHED: True} if why == "reached" else {},
+        get_closest_marker=lambda name: True if name == why else None,
+    )
+    test = plugin.pytest_runtest_protocol(item)
     next(test)
     with pytest.raises(StopIteration):
         test.send(None)
@@ -31,8 +36,8 @@ def run(plugin: SuiteCost, reached: bool = False) -> None:
 def test_a_run_of_two_workers(clock, monkeypatch, tests, strict, status):
     monkeypatch.setenv(suite_cost.STRICT, strict)
     worker = SuiteCost(SimpleNamespace(workeroutput={}))
-    for i in range(tests + 2):
-        run(worker, reached=i >= tests)  # which do not count
+    for why in (*["every day"] * tests, "reached", "another_day"):  # of which the last two do not count
+        run(worker, why)
     worker.pytest_sessionfinish(SimpleNamespace(exitstatus=0))
     node = SimpleNamespace(workeroutput=worker._config.workeroutput)
     controller, session = SuiteCost(SimpleNamespace()), SimpleNamespace(exitstatus=0)
@@ -54,6 +59,6 @@ def test_only_runs_of_the_whole_suite_are_counted():
         known = {"keyword": "", "all_cases": False, "markexpr": "not nightly and not another_day"}
         return SimpleNamespace(args=[str(ROOT / a) for a in args], option=SimpleNamespace(**known | option))
 
-    assert is_everyday(config())
-    assert not is_everyday(config(("tests/loop",))) and not is_everyday(config(all_cases=True))
-    assert not is_everyday(config(keyword="cpu")) and not is_everyday(config(markexpr="another_day"))
+    assert has_everyday(config()) and has_everyday(config(markexpr="not nightly and not real"))
+    assert not has_everyday(config(("tests/loop",))) and not has_everyday(config(all_cases=True))
+    assert not has_everyday(config(keyword="cpu")) and not has_everyday(config(markexpr="another_day"))

@@ -14,6 +14,7 @@ plt = pytest.importorskip("matplotlib.pyplot")
 FILE = ROOT / "examples" / "walkthrough.ipynb"
 CELLS = json.loads(FILE.read_text(encoding="utf-8"))["cells"]
 CODE = ["".join(cell["source"]) for cell in CELLS if cell["cell_type"] == "code"]
+FEWER = {"in range(4)": "in range(2)", "max_new_tokens=48": "max_new_tokens=12", "texts=60": "texts=6"}  # for seconds
 
 
 def test_its_cells_run(pair, monkeypatch, capsys):
@@ -23,6 +24,8 @@ def test_its_cells_run(pair, monkeypatch, capsys):
     names: dict = {}
     with torch.random.fork_rng():
         for number, cell in enumerate(CODE):
+            for whole, few in FEWER.items():
+                cell = cell.replace(whole, few)
             exec(compile(cell, f"{FILE.name}, cell {number}", "exec"), names)
     printed = capsys.readouterr().out
     tokens, steps, tau = re.search(r"(\d+) tokens in (\d+) steps, tau (\d\.\d\d)", printed).groups()
@@ -36,6 +39,7 @@ def test_its_cells_run(pair, monkeypatch, capsys):
 
 
 def test_it_is_small():
-    """What is kept of its outputs are pictures to be seen without running it."""
+    """What is kept of its outputs are pictures to be seen without running it. Tests run it with fewer texts."""
+    assert all("".join(CODE).count(whole) == 1 for whole in FEWER)
     assert FILE.stat().st_size < 200_000
     assert not any("error" == output["output_type"] for cell in CELLS for output in cell.get("outputs", ()))

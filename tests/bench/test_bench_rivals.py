@@ -6,8 +6,6 @@ import copy
 import ctypes
 import importlib.util
 import json
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -21,6 +19,7 @@ from specdec import load_model
 from specdec.models.exchanged.stored_weights import stores_bfloat16
 from specdec.models.load.reduced_head import reduce_head
 from support.benches import run_main
+from support.commands import run
 from support.gguf_files import TEMPLATE, tiny, write_gguf
 
 IDS = torch.tensor([[7, 3, 200, 31, 5, 5, 90]])
@@ -37,7 +36,7 @@ def source(tmp_path):
     """The file of a target, and the folder of it."""
     file, folder = tmp_path / "target.gguf", tmp_path / "target"
     write_gguf(file, "llama", ROOM)
-    subprocess.run([sys.executable, "-m", "specdec", "convert", str(file), str(folder)], check=True)
+    run("convert", file, folder)
     return file, folder
 
 

@@ -23,11 +23,15 @@ QUICK = ("--max-new-tokens", 4, "--repeats", 2, "--warm-up", 1, "--method", "mod
 NAMES = ("transformers t=0 b=1", "plain t=0 b=1", "model token k=2 t=0 b=1")
 
 
-@pytest.fixture
-def file(tmp_path) -> Path:
-    path = tmp_path / "question.jsonl"
+def written(folder: Path) -> Path:
+    path = folder / "question.jsonl"
     path.write_text("".join(json.dumps(each) + "\n" for each in QUESTIONS))
     return path
+
+
+@pytest.fixture
+def file(tmp_path) -> Path:
+    return written(tmp_path)
 
 
 @pytest.fixture
@@ -36,9 +40,16 @@ def small(file, tmp_path) -> tuple[object, ...]:
     return ("bench", "--suite", "spec-bench", file, *QUICK, "--output", tmp_path / "out")
 
 
-def answer_files(tmp_path) -> list[Path]:
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """(its folder, what was said) of one run of ``small``'s."""
+    folder = tmp_path_factory.mktemp("measured")
+    return folder, run("bench", "--suite", "spec-bench", written(folder), *QUICK, "--output", folder / "out")
+
+
+def answer_files(folder: Path) -> list[Path]:
     names = ("transformers-t=0-b=1", "plain-t=0-b=1", "model-token-k=2-t=0-b=1")
-    return [tmp_path / "out" / "answers" / f"{name}.jsonl" for name in names]
+    return [folder / "out" / "answers" / f"{name}.jsonl" for name in names]
 
 
 def report(*arguments: object) -> str:
@@ -53,9 +64,9 @@ def _app():
     return app
 
 
-def test_a_suite_from_its_file_to_its_tables(tmp_path, small):
-    shown = run(*small)
-    whole = json.loads((tmp_path / "out" / "results.json").read_text())
+def test_a_suite_from_its_file_to_its_tables(measured):
+    folder, shown = measured
+    whole = json.loads((folder / "out" / "results.json").read_text())
     assert "no chat template: prompts are Vicuna's conversation" in shown.stderr
     assert whole["settings"]["max_new_tokens"] == 4 and [c["temperature"] for c in whole["cells"]] == [0.0] * 3
     suite = whole["suite"]
@@ -68,9 +79,9 @@ def test_a_suite_from_its_file_to_its_tables(tmp_path, small):
     for words in ("mt_bench 2", "3 of 3", "FastChat", "MAT: mean accepted", "answers/ (for specdec report)"):
         assert words in " ".join(shown.stdout.split())
     # Four calls a round: question 81 has two turns. What was said stands in the answer files alone.
-    assert len((tmp_path / "out" / "log.csv").read_text().splitlines()) == 1 + 3 * 2 * 4
+    assert len((folder / "out" / "log.csv").read_text().splitlines()) == 1 + 3 * 2 * 4
     assert "talks" not in whole["cells"][0]["rounds"][0]
-    for path in answer_files(tmp_path):
+    for path in answer_files(folder):
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         assert [line["question_id"] for line in lines] == [81, 101, "q1"]
         for given in (given for line in lines for given in line["choices"]):
@@ -80,11 +91,11 @@ def test_a_suite_from_its_file_to_its_tables(tmp_path, small):
     assert of_model["mean_accepted"] == whole["cells"][2]["tau"] > 1
 
 
-def test_the_report_of_answer_files(tmp_path, small):
-    run(*small)
-    theirs, plain, ours = answer_files(tmp_path)
+def test_the_report_of_answer_files(measured):
+    folder, _ = measured
+    theirs, plain, ours = answer_files(folder)
     made = json.loads(report(ours, plain, "--baseline", plain, "--json"))
-    (table,) = json.loads((tmp_path / "out" / "results.json").read_text())["suite"]["tables"]
+    (table,) = json.loads((folder / "out" / "results.json").read_text())["suite"]["tables"]
     rows = {(row["group"], row["method"]): row for row in table["rows"]}
     for row in made["rows"]:  # as the benchmark itself counted
         own = rows[row["group"], {ours.stem: NAMES[2], plain.stem: NAMES[1]}[row["method"]]]
@@ -129,7 +140,7 @@ def test_a_wrong_later_turn_ends_with_1(small, monkeypatch):
 
     tokenizer = load_embedded_pair()[2]
     monkeypatch.setattr(SpecdecMethod, "run", wrong)
-    ended = invoke(*small)
+    ended = invoke(*small, "--repeats", 1)
     assert ended.exit_code == BUG and "bug: plain t=0 b=1, prompt 81, turn 2, new token 0" in ended.stdout
 
 

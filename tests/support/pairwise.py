@@ -1,19 +1,21 @@
 """Few of the cases of a test that has the product of many values: all pairs are there, and of tests that take long all
-values. The whole product is nightly."""
+values. Of tests that take long and have but one argument it is one case, another one after some commits. The others are
+nightly, but for those of files that import what was changed."""
 
 from __future__ import annotations
 
 import json
+import zlib
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import combinations
+from pathlib import Path
 
 import pytest
 
 from . import ROOT
 
-CASES = 8  # of a test, and of one that takes long LONG: all run if there are not more
-LONG = 3
+CASES = 8  # of a test: all run if there are not more
 KILLERS = ROOT / "tests" / "mutations" / "results.json"
 
 
@@ -30,20 +32,26 @@ def cover(cases: Sequence[Mapping[str, object]], kept: Iterable[int] = (), toget
     return chosen
 
 
-def mark(items: Iterable[pytest.Item], apart: Collection[str], dear: Collection[str]) -> None:
-    """Marks as ``nightly`` what is left over; of tests that are ``dear``, one case of every value stays. Cases that
-    killed a mutant stay; those with a marker ``apart`` do not count."""
+def mark(
+    items: Iterable[pytest.Item], apart: Collection[str], dear: Collection[str], reached: Collection[Path], turn: int
+) -> None:
+    """Marks as ``nightly`` what is left over; of tests that are ``dear``, the case whose ``turn`` it is stays. So do
+    cases that killed a mutant, and those of files that are ``reached``; those with a marker ``apart`` do not count."""
     tests: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        if hasattr(item, "callspec") and not any(item.get_closest_marker(name) for name in apart):
+        marked = any(item.get_closest_marker(name) for name in apart)
+        if hasattr(item, "callspec") and not marked and item.path not in reached:
             tests[item.nodeid.partition("[")[0]].append(item)
     killers = {found["test"] for found in json.loads(KILLERS.read_text())["mutants"].values()}
     for test, cases in tests.items():
-        together = 1 if test in dear else 2
-        if len(cases) <= (LONG if together == 1 else CASES) or len(cases[0].callspec.params) <= together:
+        chosen = {i for i, item in enumerate(cases) if item.nodeid in killers}
+        values, together = [item.callspec.params for item in cases], 1 if test in dear else 2
+        if test in dear:
+            chosen.add((zlib.crc32(test.encode()) + turn) % len(cases))
+        elif len(cases) <= CASES or len(values[0]) <= together:
             continue
-        kept = [i for i, item in enumerate(cases) if item.nodeid in killers]
-        chosen = cover([item.callspec.params for item in cases], kept, together)
+        if len(values[0]) > together:
+            chosen = cover(values, chosen, together)
         for i, item in enumerate(cases):
             if i not in chosen:
                 item.add_marker(pytest.mark.nightly)

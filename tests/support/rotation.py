@@ -1,6 +1,6 @@
-"""Which cases of a test run in an everyday run: the first, and a fifth of the others, another fifth after each commit.
-Of tests that dear.txt lists, which take a second or more, the first has its turn, too. Of a test file that imports what
-was changed, all cases run. The others are marked ``another_day``."""
+"""Which cases of a test run in an everyday run: the first, and a seventh of the others, another one after each commit.
+Of tests that dear.txt lists, which take long, the first has its turn, too, and pairwise.py leaves few of their cases.
+Of a test file that imports what was changed, all cases run. The others are marked ``another_day``."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ import re
 import subprocess
 import zlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import pytest
 
 from . import ROOT
 
-EVERY = 5  # so many commits see all cases
+EVERY = 7  # so many commits see all cases
 APART = ("nightly", "nvcc", "real")  # markers of what no everyday run has
 REACHED = pytest.StashKey[bool]()  # of a case that runs only because its file imports what was changed
-DEAR = {line for line in (ROOT / "tests/support/dear.txt").read_text().splitlines() if line.startswith("tests/")}
+LISTED = (line for line in (ROOT / "tests/support/dear.txt").read_text().splitlines() if line.startswith("tests/"))
+DEAR = {name: number for number, name in enumerate(LISTED)}  # their turns follow each other, so that days are alike
 FOLDERS = (ROOT / "tests", ROOT / "bench", ROOT / "python", ROOT)  # where modules are looked for
 IMPORT = re.compile(r"^ *(?:from (\.*)([\w.]*) import (\([^)]*\)|.*)|import (.*))$", re.MULTILINE)
 MOST = 40  # test files that all run for one file that was changed
@@ -28,16 +29,22 @@ MOST = 40  # test files that all run for one file that was changed
 def turn(test: str, index: int, commits: int) -> bool:
     """Whether case number ``index`` of a test runs after so many commits. Tests of two cases, of which there are many,
     do not all run their second one on the same day."""
-    first = index == 0 and DEAR.isdisjoint((test, test.partition("::")[0]))
-    return first or (zlib.crc32(test.encode()) + index + commits) % EVERY == 0
+    number = DEAR.get(test, DEAR.get(test.partition("::")[0]))
+    if number is None:
+        return index == 0 or (zlib.crc32(test.encode()) + index + commits) % EVERY == 0
+    return (number + index + commits) % EVERY == 0
 
 
-def mark(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
+def today(items: Iterable[pytest.Item]) -> tuple[int, set[Path]]:
+    """(how many commits there are, test files that import what was changed)"""
+    return int(git("rev-list --count HEAD") or 0), reached_files({item.path for item in items}, changed_files())
+
+
+def mark(config: pytest.Config, items: Iterable[pytest.Item], commits: int, reached: Collection[Path]) -> None:
     """With ``--all-cases``, and for who names a file or a test, nothing is left for another day."""
     if config.getoption("all_cases") or not all(Path(argument).is_dir() for argument in config.args):
         return
-    commits = int(git("rev-list --count HEAD") or 0)
-    seen, reached = Counter(), reached_files({item.path for item in items}, changed_files())
+    seen = Counter()
     for item in items:
         if any(item.get_closest_marker(name) for name in APART):
             continue
