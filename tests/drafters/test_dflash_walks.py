@@ -86,11 +86,11 @@ def test_drafts_end_before_the_first_of_which_the_head_is_not_sure(sampled, tmp_
     settings = SAMPLED if sampled else {}
     plain, all_of = texts(None, 0, **settings), texts(head_of(tmp_path / "all"), **settings)
     assert not steps
-    found = texts(head_of(tmp_path / "sure", confidence=0.5), **settings)
+    found = texts(head_of(tmp_path / "sure", confidence=0.6), **settings)
     assert found.tokens == all_of.tokens == plain.tokens and found.drafter_error is None
     assert 0 < found.stats.drafted < all_of.stats.drafted and found.stats.draft_forwards == len(steps)
     for sure, tokens, allowed in steps:
-        going = (sure >= 0.5).tolist()
+        going = (sure >= 0.6).tolist()
         expected = [(row + [False]).index(False) for row in going]
         # No more columns are verified than some row needs.
         assert tokens.shape[1] == max(min(pair) for pair in zip(expected, allowed, strict=True))

@@ -23,7 +23,7 @@ from ..protocol import BatchState, Drafter, Drafts, DraftSession, Step
 from ..tree_growth import Growth, Level, TreeGrowth
 from ..tree_paths import read_paths
 from .fused import with_fused_attention
-from .interface import WHOSE, Head, HeadInput, Logits, known_rows
+from .interface import WHOSE, Head, HeadInput, Logits, known_rows, returned
 
 if TYPE_CHECKING:
     from .self_check import Report
@@ -201,16 +201,16 @@ class HeadDraftSession(DraftSession):
                 logits = distributions.send(drawing.to_feed())
         drafts = drawing.drafts()
         if self.confidence:
-            drafts = self._sure(drafts, step, _returned(distributions, drawing.to_feed()))
+            drafts = self._sure(drafts, step, returned(distributions, drawing.to_feed()))
         lap("loop")
         return drafts._replace(forwards=1) if head.at_once else drafts
 
-    def _sure(self, drafts: Drafts, step: Step, sure: torch.Tensor) -> Drafts:
+    def _sure(self, drafts: Drafts, step: Step, sure: torch.Tensor | None) -> Drafts:
         """Returns each row's drafts before the first whose ``sure`` [n, k] is below the confidence. That is known
         before the draft is drawn: to withdraw one because of what it is would change the distribution."""
+        assert sure is not None and drafts.status is not None
         going = (sure >= self.confidence).cumprod(1).bool()
         most = int(going.sum(1).minimum(step.allowed_on_device).max())
-        assert drafts.status is not None
         tokens, status = drafts.tokens.where(going, -1), drafts.status.where(going, 0)
         return drafts._replace(tokens=tokens, status=status).first(most)
 
@@ -245,12 +245,3 @@ class HeadDraftSession(DraftSession):
         # A row without a sequence has the trash slot in all columns of the step.
         end = torch.where(step.slots[:, 1] == self.cache.trash, 0, step.position - 1)
         return known_rows(self.head, self.store, places, end, step.last_two[:, 1], visible)
-
-
-def _returned(generator: Logits, last: torch.Tensor) -> torch.Tensor:
-    """Returns what a head that says how sure it is returns when it is sent its last draft."""
-    try:
-        generator.send(last)
-    except StopIteration as end:
-        return end.value
-    raise AssertionError("more distributions than drafts")

@@ -202,3 +202,12 @@ def known_rows(
     known = store.tokens[row, following.clamp(max=trash)]
     tokens = torch.where(torch.cat((places, more), 1) + 1 == end[:, None], last[:, None], known)
     return HeadInput(store.features[row, slots], tokens, head.layout(places * valid, slots, visible), first_row)
+
+
+def returned(logits: Logits, last: torch.Tensor) -> torch.Tensor | None:
+    """Returns what ``Head.draft`` returns when it is sent its last draft."""
+    try:
+        logits.send(last)
+    except StopIteration as end:
+        return end.value
+    raise AssertionError("there are more distributions than drafts")
