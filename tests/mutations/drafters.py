@@ -201,22 +201,6 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "python/specdec/drafters/heads/dflash_walks.py",
-        "tests/drafters/test_head_formats.py -k test_dflash",
-        {
-            "dflash2-forgets-who-comes-before": ("self.predecessor_codebook[previous] * wanted", "wanted"),
-            "dflash2-reads-ahead-in-the-block": ("pad(x, (0, 0, i, 0))[:, :block]", "pad(x, (0, 0, 0, i))[:, i:]"),
-            "domino-corrects-all-drafts": ("if i >= self.pure:", "if True:"),
-        },
-    ),
-    *mutations(
-        "python/specdec/drafters/heads/dflash.py",
-        "tests/drafters/test_head_formats.py -k dflash",
-        {
-            "dflash-reads-the-anchor": ("x if self.from_anchor else x[:, 1:]", "x"),
-        },
-    ),
-    *mutations(
         "python/specdec/drafters/heads/drafter.py",
         "tests/drafters/test_dflash_walks.py",
         {
