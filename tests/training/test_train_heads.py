@@ -187,7 +187,7 @@ def test_the_container_of_speculators(models, corpus, tmp_path):
     ("kind", "changed", "told"),
     [
         ("medusa", {"kind": "hydra"}, "kind: got 'hydra', allowed: medusa, eagle3, dflash, dspark, mtp"),
-        ("dspark", {"depth": 1}, "depth: got 1 for dspark, allowed: at least 2"),
+        ("dflash", {"kind": "dspark", "depth": 1}, "depth: got 1 for dspark, allowed: at least 2"),
         ("medusa", {"depth": 0}, "depth: got 0"),
         ("medusa", {"layers": 2}, "layers: got 2 for medusa, allowed: None, or kind dflash or dspark"),
         ("medusa", {"layer_ids": (1,)}, "layer_ids: got .1,. for medusa"),
