@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from specdec import SpeculativeDecoder, load_head
+from specdec.drafters.heads.drafter import HeadDraftSession
 from support.compare_heads import compare
 from support.model_types import model_of
 from support.models import DECODER, VOCABULARY, tiny_model
@@ -17,7 +19,7 @@ from specdec_kernels import SamplingParams
 
 pytest.importorskip("speculators", reason="speculators is not installed; the nightly part extras/speculators does it")
 
-from support.speculators_heads import draft_logits, write_head  # noqa: E402
+from support.speculators_heads import confidences, draft_logits, write_head  # noqa: E402
 
 V, LAYERS = 16, 8  # of the targets of most: with few tokens, some drafts are accepted
 SIZES = {**DECODER, "vocab_size": V}
@@ -44,6 +46,7 @@ def qwen3(count: int = 2, **more) -> Qwen3Config:
 IDS = {"eagle_aux_hidden_state_layer_ids": [1, 4, 6]}
 LAST = {"eagle_aux_hidden_state_layer_ids": [0, 2, 4, 7, LAYERS]}
 BLOCK = {"aux_hidden_state_layer_ids": [1, 4, 6], "block_size": 5, "mask_token_id": 7}
+SELECTOR = {**BLOCK, "conv_group_size": 8, "selector_rank": 6, "selector_top_k": 5}
 MARKOV = {**BLOCK, "block_size": 4, "markov_rank": 6}
 SLIDING = qwen3(layer_types=["sliding_attention", "full_attention"], sliding_window=4, use_sliding_window=True)
 CASES = {
@@ -60,15 +63,24 @@ CASES = {
     "dflash of gemma3": Case(
         "dflash", "gemma3", qwen3(vocab_size=VOCABULARY), {**BLOCK, "aux_hidden_state_layer_ids": [0, 1]}
     ),
+    "dflash2": Case("dflash2", "llama", qwen3(), SELECTOR),
+    "dflash2, all tokens": Case("dflash2", "llama", SLIDING, {**SELECTOR, "conv_kernel_size": 3, "selector_top_k": V}),
+    "dflash2, from the anchor": Case(
+        "dflash2", "llama", SLIDING, {**SELECTOR, "sample_from_anchor": True, "sliding_window_non_causal": False}
+    ),
     "dspark": Case("dspark", "llama", qwen3(), MARKOV),
     "dspark, not from the anchor": Case("dspark", "llama", qwen3(), {**MARKOV, "sample_from_anchor": False}, True),
+    "dspark, sure of its output": Case("dspark", "llama", qwen3(), {**MARKOV, "confidence_head_with_markov": False}),
     "mtp of qwen3": Case("mtp", "qwen3", None),
     "mtp of qwen3_next": Case("mtp", "qwen3_next", None),
     "mtp of qwen3_5": Case("mtp", "qwen3_5_text", None),
     "mtp of qwen3_5_moe": Case("mtp", "qwen3_5_moe_text", None),
 }
-# DSpark's heads have no trees here, and hybrid targets read none.
-WITH_TREES = [name for name, case in CASES.items() if case.kind != "dspark" and "qwen3_" not in case.target]
+# Heads that walk through their block have no trees here, and hybrid targets read none.
+WALKS = ("dflash2", "dspark")
+WITH_TREES = [name for name, case in CASES.items() if case.kind not in WALKS and "qwen3_" not in case.target]
+# Rounding changes which tokens are candidates.
+OF_ALL = [name for name, case in CASES.items() if case.settings.get("selector_top_k", V) == V]
 
 
 def target_of(kind: str, dtype: torch.dtype) -> PreTrainedModel:
@@ -85,16 +97,23 @@ def target_of(kind: str, dtype: torch.dtype) -> PreTrainedModel:
 
 
 @pytest.fixture(scope="module")
-def compared(tmp_path_factory):
-    """Compares what a case's head drafts with its own forward. Returns what ``compare`` does."""
+def written(tmp_path_factory):
+    """Writes a case's head. Returns its folder, its target, and the head as speculators reads it."""
 
     @functools.cache
-    def written(name: str, dtype: torch.dtype):
+    def written(name: str, dtype: torch.dtype = torch.float32):
         case, folder = CASES[name], tmp_path_factory.mktemp("speculators") / "head"
         target = target_of(case.target, dtype)
         layers = copy.deepcopy(target.config if case.layers is None else case.layers)
         reduced = REDUCED if case.reduced else None
         return folder, target, write_head(folder, case.kind, target, layers, reduced, **case.settings)
+
+    return written
+
+
+@pytest.fixture
+def compared(written):
+    """Compares what a case's head drafts with its own forward. Returns what ``compare`` does."""
 
     def compared(name: str, dtype: torch.dtype = torch.float32, **settings) -> list[list[int]]:
         folder, target, head = written(name, dtype)
@@ -130,7 +149,32 @@ def test_trees(compared, name, temperature):
     assert sum(count > 0 for own in accepted for count in own) > 3
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", OF_ALL)
 def test_bfloat16(compared, name):
     """They are no further from speculators in float32, with the same rounded weights, than speculators in bfloat16."""
     compared(name, torch.bfloat16)
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.kind == "dspark"])
+def test_how_sure_heads_are(written, monkeypatch, name):
+    """Of each draft, and of those after it that are not verified."""
+    folder, target, theirs = written(name)
+    steps, sure = [], HeadDraftSession._sure
+
+    def noted(session, drafts, step, found):
+        steps.append(([[*text] for text in step.texts], step.allowed, drafts.tokens.tolist(), found))
+        return sure(session, drafts, step, found)
+
+    monkeypatch.setattr(HeadDraftSession, "_sure", noted)
+    decoder = SpeculativeDecoder(target, load_head(folder, target, check=False, confidence=0.5), 3)
+    more = {"params": SamplingParams(1.0), "seed": [*range(len(TEXTS))], "eos_token_id": []}
+    stats = decoder.generate(TEXTS, max_new_tokens=14, **more).stats
+    compared = 0
+    for texts, allowed, tokens, found in steps:
+        for text, most, drafts, ours in zip(texts, allowed, tokens, found, strict=True):
+            if most:
+                with torch.no_grad():
+                    expected = confidences(theirs, target, text, drafts[:-1])
+                torch.testing.assert_close(ours, expected, rtol=1e-3, atol=2e-3)
+                compared += (expected < 0.5).any().item()
+    assert compared > 10 and 0 < stats.drafted < 3 * stats.steps

@@ -19,9 +19,16 @@ FILES = {
     "eagle": exact_eagle,
     "medusa": exact_medusa,
     "mtp": exact_mtp,
-    **{kind: (lambda kind=kind: random_head(kind)) for kind in ("dflash", "dspark", "peagle")},
+    **{kind: (lambda kind=kind: random_head(kind)) for kind in ("dflash", "dflash2", "domino", "dspark", "peagle")},
 }
-DAILY = {("eagle3", "null"), ("eagle3", "2^63"), ("eagle3", "text"), ("dflash", "-1"), ("peagle", "list")}
+DAILY = {
+    ("eagle3", "null"),
+    ("eagle3", "2^63"),
+    ("eagle3", "text"),
+    ("dflash", "-1"),
+    ("peagle", "list"),
+    ("dflash2", "2^63"),
+}
 ROPES = ("rope_type", "rope_theta", "factor", "original_max_position_embeddings", "partial_rotary_factor")
 IDS = ("layer_ids", "target_layer_ids", "eagle_aux_hidden_state_layer_ids", "mask_token_id", "block_size", "causal")
 # Entries that are read, whether the file has them or not.

@@ -13,7 +13,17 @@ from specdec.drafters.heads.formats import detect
 from specdec.drafters.heads.layer_ids import resolve
 from specdec.models.cache.features import BEFORE_NORM
 from support import ROOT
-from support.heads import HIDDEN, SIZES, V, exact_eagle, exact_eagle3, exact_medusa, predictable_target, write
+from support.heads import (
+    HIDDEN,
+    SIZES,
+    V,
+    exact_eagle,
+    exact_eagle3,
+    exact_medusa,
+    predictable_target,
+    random_head,
+    write,
+)
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 # config.json of a head for 36 layers -> the hidden states that it reads
@@ -76,7 +86,8 @@ def test_formats_are_told_by_their_keys():
         assert detect(Checkpoint("", {"speculators_model_type": "dflash"}, named)) == "dflash"
     _, tensors = exact_eagle3()
     others = {"mask_hidden": "peagle", "markov_head.markov_w1.weight": "dspark", "mtp.fc.weight": "mtp",
-              "hydra_lm_head.0.weight": "hydra", "pre_projection.weight": "gemma4_assistant"}  # fmt: skip
+              "hydra_lm_head.0.weight": "hydra", "pre_projection.weight": "gemma4_assistant",
+              "prefix_gru.weight_ih_l0": "domino", "candidate_selector.predecessor_codebook": "dflash2"}  # fmt: skip
     for name, kind in others.items():
         assert detect(Checkpoint("", SIZES, {name: torch.zeros(1), **tensors})) == kind
     layer = {"layers.0.self_attn.q_proj.weight": torch.zeros(HIDDEN, HIDDEN), "hidden_norm.weight": torch.ones(HIDDEN)}
@@ -150,9 +161,8 @@ def test_wrong_files_are_refused_by_name(tmp_path, name):
 @pytest.mark.parametrize(
     ("config", "told"),
     [
-        ({"architectures": ["DFlash2DraftModel"]}, "'dflash2', DFlash with grouped convolutions"),
         ({"architectures": ["LiLiCorrDraftModel"]}, "'lilicorr', DFlash and a small transformer"),
-        ({"dflash_config": {"projector_type": "domino"}}, "'domino', DFlash whose logits"),
+        ({"dflash_config": {"projector_type": "lilicorr"}}, "'lilicorr', DFlash and a small transformer"),
         ({"speculators_model_type": "xpress"}, "'xpress', DFlash and a refiner"),
         ({"architectures": ["UnoDraftModel"]}, "'uno', the target itself"),
     ],
@@ -163,13 +173,57 @@ def test_other_formats_are_refused_with_what_they_are(tmp_path, config, told):
         load_head(write(tmp_path, config, tensors), predictable_target(), check=False)
 
 
-@pytest.mark.parametrize("name", ["output_multiplier", "final_logit_softcapping", "projector_type", "use_swa"])
+@pytest.mark.parametrize("name", ["output_multiplier", "final_logit_softcapping", "use_swa"])
 def test_what_changes_a_block_and_is_not_known_is_refused(tmp_path, name):
     config = {"dflash_config": {"mask_token_id": 1, "target_layer_ids": [0, 1], name: 2.0}}
     tensors = {"hidden_norm.weight": torch.ones(2), "fc.weight": torch.ones(HIDDEN, 2 * HIDDEN)}
     tensors["layers.0.self_attn.q_proj.weight"] = torch.ones(HIDDEN, HIDDEN)
     with pytest.raises(ValueError, match=rf"config.json: got {name} 2.0, allowed: none"):
         load_head(write(tmp_path, SIZES | config, tensors), predictable_target(), check=False)
+
+
+# What is wrong with a head that walks through DFlash's block: (its kind, change of config.json, of tensors, the error)
+SURE, WINDOW = "confidence_head.proj", {"layer_types": ["sliding_attention"], "sliding_window": 4}
+FEW = {"d2t": torch.zeros(4, dtype=torch.int64), LM: torch.ones(4, HIDDEN)}
+WALKS = {
+    "another projector": (
+        "dspark",
+        {"dflash_config": {"projector_type": "dflash"}},
+        None,
+        r"config.json: got projector_type 'dflash', allowed: 'dspark', by its tensors",
+    ),
+    "another Markov head": ("dspark", {"markov_head_type": "gated"}, None, r"markov_head_type 'gated', allowed: 'van"),
+    "a confidence head of other numbers": (
+        "dspark",
+        {},
+        _put(f"{SURE}.weight", torch.ones(1, 7)),
+        rf"{SURE}.weight: got 7 columns, allowed: {HIDDEN}, or with the Markov head's {HIDDEN + 6}",
+    ),
+    "a bias of no confidence head": ("dspark", {}, _without(f"{SURE}.weight"), rf"{SURE}.bias: got a tensor of shape"),
+    "a window": ("domino", WINDOW, None, r"layers with sliding_attention"),
+    "half of a network": ("domino", {}, _without("prefix_gru.weight_ih_l0"), r"prefix_gru.weight_ih: got no such"),
+    "groups that do not fit": ("dflash2", {"conv_group_size": 7}, None, rf"conv_group_size 7, allowed: .* {HIDDEN}"),
+    "groups of another size": ("dflash2", {"conv_group_size": 8}, None, r"conv.kernel_projection.weight: got shape"),
+    "another kernel": ("dflash2", {"conv_kernel_size": 3}, None, r"attention_conv.base_kernel: got shape \[2, 2"),
+    "too many candidates": ("dflash2", {"selector_top_k": V + 1}, None, rf"selector_top_k 33, allowed: 1 to {V}, the"),
+    "a selector of few tokens": ("dflash2", {}, lambda t: t.update(FEW), r"d2t: got 4 columns of a head with a select"),
+    "a convolution alone": (
+        "dflash",
+        {},
+        _put("layers.0.mlp_conv.base_kernel", torch.ones(2)),
+        r"mlp_conv.base_kernel",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WALKS)
+def test_wrong_files_of_walks_are_refused_by_name(tmp_path, name):
+    kind, more, change, error = WALKS[name]
+    config, tensors = random_head(kind)
+    if change is not None:
+        change(tensors)
+    with pytest.raises(ValueError, match=error):
+        load_head(write(tmp_path, config | more, tensors), predictable_target(), check=False)
 
 
 def test_files_that_cannot_be_read(tmp_path):

@@ -249,6 +249,51 @@ DFLASH = {
         True,
         len(ODD),
     ),
+    "dflash2 of z-lab": (
+        CONFIG | {
+            "architectures": ["DFlash2DraftModel"], "is_causal": False, "layer_types": ["full_attention"] * 2,
+            "dflash_config": {
+                "block_size": 5, "mask_token_id": 9, "target_layer_ids": [0, 3, 4], "conv_kernel_size": 3,
+                "conv_group_size": 8, "selector_rank": 6, "selector_top_k": 7,
+            },
+        },
+        False,
+        False,
+        None,
+    ),
+    "domino of SpecForge": (
+        CONFIG | {
+            "architectures": ["DominoDraftModel"], "block_size": 3, "emb_dim": 10, "dflash_config": {
+                "mask_token_id": 9, "target_layer_ids": [0, 3, 4], "projector_type": "domino", "emb_dim": 10,
+                "gru_hidden_dim": 12, "pure_draft_prefix_len": 1, "shift_label": True,
+            },
+        },
+        False,
+        True,
+        None,
+    ),
+    "domino, not shifted": (
+        CONFIG | {
+            "architectures": ["DominoDraftModel"], "block_size": 5, "dflash_config": {
+                "mask_token_id": 9, "target_layer_ids": [0, 3, 4], "projector_type": "domino", "emb_dim": 10,
+                "gru_hidden_dim": 12,
+            },
+        },
+        False,
+        False,
+        None,
+    ),
+    "dspark of SpecForge": (
+        CONFIG | {
+            "architectures": ["DSparkDraftModel"], "block_size": 3, "dflash_config": {
+                "mask_token_id": 9, "target_layer_ids": [0, 3, 4], "projector_type": "dspark", "markov_rank": 6,
+                "enable_confidence_head": True, "confidence_head_with_markov": True,
+            },
+        },
+        False,
+        True,
+        VOCABULARY,
+    ),
     "dspark of DeepSpec": (
         CONFIG | {
             "architectures": ["Qwen3DSparkModel"], "target_layer_ids": [0, 3, 4], "mask_token_id": 9, "block_size": 3,
@@ -353,6 +398,27 @@ def test_the_last_state_among_several_is_before_the_norm(tmp_path):
     compare(write(tmp_path, config, tensors), logits)
 
 
+WALKS = {
+    "dspark": {
+        **{f"markov_head.markov_w{i}.weight": (VOCABULARY, 6) for i in (1, 2)},
+        "confidence_head.proj.weight": (1, HIDDEN + 6), "confidence_head.proj.bias": (1,),
+    },
+    "domino": {
+        "prefix_gru.weight_ih_l0": (36, HIDDEN), "prefix_gru.weight_hh_l0": (36, 12),
+        "embed_proj.0.weight": (10, HIDDEN + 12), "embed_proj.2.weight": (VOCABULARY, 10),
+    },
+    "dflash2": {
+        **{f"layers.{i}.{n}_conv.base_kernel": (2, 3, HIDDEN) for i in range(2) for n in ("attention", "mlp")},
+        **{
+            f"layers.{i}.{n}_conv.kernel_projection.weight": (6 * HIDDEN // 8, HIDDEN)
+            for i in range(2) for n in ("attention", "mlp")
+        },
+        **{f"candidate_selector.{n}_codebook": (VOCABULARY, 6) for n in ("predecessor", "successor")},
+        "candidate_selector.hidden_projection.weight": (6, HIDDEN),
+    },
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("name", DFLASH)
 def test_dflash(tmp_path, name):
     config, causal, from_anchor, columns = DFLASH[name]
@@ -360,16 +426,16 @@ def test_dflash(tmp_path, name):
     for i in range(2):
         shapes |= layer(f"layers.{i}", HIDDEN, **{"input_layernorm.weight": (HIDDEN,)}, **QK)
     shapes |= {} if columns is None else {"lm_head.weight": (columns, HIDDEN)}
-    if name.startswith("dspark"):
-        shapes |= {"markov_head.markov_w1.weight": (VOCABULARY, 6), "markov_head.markov_w2.weight": (columns, 6)}
-        shapes |= {"confidence_head.proj.weight": (1, HIDDEN + 6), "confidence_head.proj.bias": (1,)}
+    shapes |= WALKS.get(name.split()[0].strip(","), {})
     tensors, target = random(**shapes), tiny_model("llama", layers=LAYERS)
     files = reduced(tensors, ODD) if columns == len(ODD) else tensors
     weights = {"head": tensors.get("lm_head.weight", target.lm_head.weight.detach())}
     weights["embedding"] = target.model.embed_tokens.weight.detach()
+    said = config | config.get("dflash_config", {})
+    told = {"block": said["block_size"], "mask_token": 9, "causal": causal, "from_anchor": from_anchor}
+    told |= {"most": said.get("selector_top_k", 0), "pure": said.get("pure_draft_prefix_len", 0)}
 
     def logits(hidden, text, drafts):
-        told = {"block": config["block_size"], "mask_token": 9, "causal": causal, "from_anchor": from_anchor}
         return plain_heads.dflash(tensors, CONFIG, [hidden[i] for i in (1, 4, 5)], text, drafts, **weights, **told)
 
     compare(write(tmp_path, config, files), logits)

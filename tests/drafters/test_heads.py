@@ -35,6 +35,8 @@ KINDS = {
     "peagle": (lambda: random_head("peagle"), 2, 4, 1.0),
     "dflash": (lambda: random_head("dflash"), 2, 4, 1.0),
     "dspark": (lambda: random_head("dspark"), 2, 4, 1.0),
+    "domino": (lambda: random_head("domino"), 2, 4, 1.0),
+    "dflash2": (lambda: random_head("dflash2"), 2, 4, 1.0),
 }
 IN_TURN = ("eagle3", "eagle", "mtp")
 EXACT = (*IN_TURN, "medusa")

@@ -194,20 +194,21 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "python/specdec/drafters/heads/formats.py",
+        "python/specdec/drafters/heads/dflash_files.py",
         "tests/drafters/test_head_formats.py -k other_kinds",
         {
-            "dflash-of-speculators-takes-the-scale": (
-                'scaled = config.get("speculators_model_type") is None',
-                "scaled = True",
-            ),
+            "dflash-of-speculators-takes-the-scale": ("scaled=not ours", "scaled=True"),
         },
     ),
     *mutations(
-        "python/specdec/drafters/heads/dflash.py",
-        "tests/drafters/test_head_formats.py -k dflash",
+        "python/specdec/drafters/heads/drafter.py",
+        "tests/drafters/test_dflash_walks.py",
         {
-            "dflash-reads-the-anchor": ("x if self.from_anchor else x[:, 1:]", "x"),
+            # The first draft of which the head is not sure is verified if it is one that it likes.
+            "confidence-looks-at-what-was-drawn": (
+                "(sure >= self.confidence).cumprod(1)",
+                "((sure >= self.confidence) | (drafts.tokens % 2 == 0)).cumprod(1)",
+            ),
         },
     ),
     *mutations(

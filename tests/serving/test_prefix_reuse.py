@@ -222,6 +222,7 @@ HEADS = {
     "peagle": lambda: random_head("peagle"),
     "dflash": lambda: random_head("dflash"),
     "dspark": lambda: random_head("dspark"),
+    "dflash2": lambda: random_head("dflash2"),
 }
 
 

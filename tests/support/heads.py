@@ -88,11 +88,11 @@ def write(folder: Path, config: dict, tensors: dict[str, torch.Tensor]) -> Path:
     return folder
 
 
-def plain_layer(prefix: str) -> dict[str, torch.Tensor]:
+def plain_layer(prefix: str, hidden: int = HIDDEN) -> dict[str, torch.Tensor]:
     """A layer that adds nothing."""
-    sizes = {"gate_proj": (8, HIDDEN), "up_proj": (8, HIDDEN), "down_proj": (HIDDEN, 8)}
+    sizes = {"gate_proj": (8, hidden), "up_proj": (8, hidden), "down_proj": (hidden, 8)}
     tensors = {f"{prefix}.mlp.{name}.weight": torch.zeros(size) for name, size in sizes.items()}
-    return tensors | {f"{prefix}.post_attention_layernorm.weight": torch.ones(HIDDEN)}
+    return tensors | {f"{prefix}.post_attention_layernorm.weight": torch.ones(hidden)}
 
 
 def exact_eagle3(states: tuple[int, ...] = (2, 3, 5), noise: float = 0.0) -> tuple[dict, dict[str, torch.Tensor]]:
@@ -183,18 +183,30 @@ def exact_medusa(heads: int = 3) -> tuple[dict, dict[str, torch.Tensor]]:
     return {"medusa_num_heads": heads, "medusa_num_layers": 1, "base_model_name_or_path": "target"}, tensors
 
 
-def random_head(kind: str) -> tuple[dict, dict[str, torch.Tensor]]:
-    """A P-EAGLE, DFlash or DSpark head, whose drafts are accepted by chance."""
+def random_head(kind: str, hidden: int = HIDDEN, vocab: int = V) -> tuple[dict, dict[str, torch.Tensor]]:
+    """A P-EAGLE or DFlash head, or one that walks through DFlash's block, whose drafts are accepted by chance."""
     block = kind != "peagle"
-    inputs, generator = HIDDEN if block else 2 * HIDDEN, torch.Generator().manual_seed(0)
-    shapes = {"fc.weight": (HIDDEN, 2 * HIDDEN), "hidden_norm.weight": (HIDDEN,), "norm.weight": (HIDDEN,)}
+    inputs, generator = hidden if block else 2 * hidden, torch.Generator().manual_seed(0)
+    shapes = {"fc.weight": (hidden, 2 * hidden), "hidden_norm.weight": (hidden,), "norm.weight": (hidden,)}
     if not block:
-        shapes |= {"mask_hidden": (1, 1, 2 * HIDDEN), "layers.0.hidden_norm.weight": (HIDDEN,)}
+        shapes |= {"mask_hidden": (1, 1, 2 * hidden), "layers.0.hidden_norm.weight": (hidden,)}
         del shapes["hidden_norm.weight"]
-    shapes |= {f"layers.0.self_attn.{n}_proj.weight": (2 * HIDDEN, inputs) for n in "qkv"}
-    shapes |= {"layers.0.self_attn.o_proj.weight": (HIDDEN, 2 * HIDDEN), "layers.0.input_layernorm.weight": (HIDDEN,)}
+    shapes |= {f"layers.0.self_attn.{n}_proj.weight": (2 * hidden, inputs) for n in "qkv"}
+    shapes |= {"layers.0.self_attn.o_proj.weight": (hidden, 2 * hidden), "layers.0.input_layernorm.weight": (hidden,)}
     if kind == "dspark":
-        shapes |= {f"markov_head.markov_w{i}.weight": (V, 6) for i in (1, 2)}
+        shapes |= {f"markov_head.markov_w{i}.weight": (vocab, 6) for i in (1, 2)}
+        shapes |= {"confidence_head.proj.weight": (1, hidden + 6), "confidence_head.proj.bias": (1,)}
+    if kind == "domino":
+        shapes |= {"prefix_gru.weight_ih_l0": (18, hidden), "prefix_gru.weight_hh_l0": (18, 6)}
+        shapes |= {"embed_proj.0.weight": (5, hidden + 6), "embed_proj.2.weight": (vocab, 5)}
+    if kind == "dflash2":
+        for name in ("attention", "mlp"):
+            shapes[f"layers.0.{name}_conv.base_kernel"] = (2, 2, hidden)
+            shapes[f"layers.0.{name}_conv.kernel_projection.weight"] = (hidden, hidden)
+        shapes |= {f"candidate_selector.{name}_codebook": (vocab, 6) for name in ("predecessor", "successor")}
+        shapes["candidate_selector.hidden_projection.weight"] = (6, hidden)
     tensors = {name: torch.randn(shape, generator=generator) * 0.3 for name, shape in shapes.items()}
-    ids = {"mask_token_id": 3, "target_layer_ids": [1, 4], "block_size": 5}
-    return SIZES | ids, tensors | plain_layer("layers.0")
+    config = {"mask_token_id": 3, "target_layer_ids": [1, 4], "block_size": 5}
+    config |= {"conv_group_size": 4, "selector_top_k": 3} if kind == "dflash2" else {}
+    sizes = SIZES | {"hidden_size": hidden, "head_dim": hidden, "vocab_size": vocab}
+    return sizes | config, tensors | plain_layer("layers.0", hidden)

@@ -122,10 +122,11 @@ def medusa(t: Tensors, heads: int, blocks: int, final: torch.Tensor, text: list[
 def dflash(
     t: Tensors, config: Mapping, states: list[torch.Tensor], text: list[int], drafts: list[int], *,
     embedding: torch.Tensor, head: torch.Tensor, block: int, mask_token: int, causal: bool, from_anchor: bool,
-    hides: Callable[[int, int, int, int], bool] = lambda layer, known, query, key: False,
+    hides: Callable[[int, int, int, int], bool] = lambda layer, known, query, key: False, most: int = 0, pure: int = 0,
 ) -> torch.Tensor:  # fmt: skip
-    """The same for DFlash. ``hides(i, known, query, key)`` says what a layer's window hides, by positions; ``known`` is
-    that of the block's first token."""
+    """The same for DFlash, and what walks through its block. ``hides(i, known, query, key)`` says what a layer's window
+    hides, by positions; ``known`` is that of the block's first token. DFlash2 selects from ``most`` tokens, and Domino
+    leaves the first ``pure`` drafts as they are."""
     eps, known = config["rms_norm_eps"], len(text) - 1
     context = rms(torch.cat(states, 1)[:known] @ t["fc.weight"].T, t["hidden_norm.weight"], eps)
     x = embedding[torch.tensor([text[-1], *[mask_token] * (block - 1)])]
@@ -136,11 +137,53 @@ def dflash(
         a = rms(x, t[f"layers.{i}.input_layernorm.weight"], eps)
         place = range(known + block)
         window = torch.tensor([[q >= known and hides(int(i), known, q, k) for k in place] for q in place])
-        x = x + attention(t, f"layers.{i}.self_attn", config, torch.cat((context, a)), hidden | window, block)
-        x = x + mlp(t, f"layers.{i}.mlp", rms(x, t[f"layers.{i}.post_attention_layernorm.weight"], eps))
-    out = rms(x, t["norm.weight"], eps) @ head.T
-    out = (out if from_anchor else out[1:])[: len(drafts) + 1]
+        u = convolved(t, f"layers.{i}.attention_conv", 0, a, a)
+        y = attention(t, f"layers.{i}.self_attn", config, torch.cat((context, u)), hidden | window, block)
+        x = x + convolved(t, f"layers.{i}.attention_conv", 1, y, a)
+        a = rms(x, t[f"layers.{i}.post_attention_layernorm.weight"], eps)
+        y = mlp(t, f"layers.{i}.mlp", convolved(t, f"layers.{i}.mlp_conv", 0, a, a))
+        x = x + convolved(t, f"layers.{i}.mlp_conv", 1, y, a)
+    x = rms(x, t["norm.weight"], eps)
+    x = (x if from_anchor else x[1:])[: len(drafts) + 1]
+    out, before = x @ head.T, torch.tensor([text[-1], *drafts])[: len(x)]
     if "markov_head.markov_w1.weight" in t:
-        before = torch.tensor([text[-1], *drafts])
-        out = out + t["markov_head.markov_w1.weight"][before] @ t["markov_head.markov_w2.weight"].T
+        return out + t["markov_head.markov_w1.weight"][before] @ t["markov_head.markov_w2.weight"].T
+    if "prefix_gru.weight_ih_l0" in t:
+        states = gru(t, embedding[before])
+        more = silu(torch.cat((x, states), 1) @ t["embed_proj.0.weight"].T) @ t["embed_proj.2.weight"].T
+        more[:pure] = 0
+        return out + more
+    if most:
+        pair = t["candidate_selector.predecessor_codebook"][before]
+        pair = pair * (x @ t["candidate_selector.hidden_projection.weight"].T)
+        scores = out + pair @ t["candidate_selector.successor_codebook"].T
+        worst = out.sort(1, descending=True).values[:, most - 1 : most]
+        return scores.masked_fill(out < worst, -torch.inf)
     return out
+
+
+def convolved(t: Tensors, prefix: str, side: int, x: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+    """[block, hidden]: x convolved before a layer (0) or after it (1), of which ``a`` asks for the kernels; x itself
+    where there are none."""
+    if f"{prefix}.base_kernel" not in t:
+        return x
+    base, out = t[f"{prefix}.base_kernel"][side], torch.zeros_like(x)
+    wanted = (a @ t[f"{prefix}.kernel_projection.weight"].T).view(len(a), 2, len(base), -1)[:, side]
+    size = x.shape[1] // wanted.shape[2]
+    for place in range(len(x)):
+        for back in range(min(len(base), place + 1)):
+            for c in range(x.shape[1]):
+                kernel = base[back, c] + wanted[place, back, c // size]
+                out[place, c] += x[place - back, c] * kernel
+    return out
+
+
+def gru(t: Tensors, inputs: torch.Tensor) -> torch.Tensor:
+    """The states [n, size] of a gated recurrent unit after each of ``inputs``."""
+    ours, theirs = t["prefix_gru.weight_ih_l0"].chunk(3), t["prefix_gru.weight_hh_l0"].chunk(3)
+    state, states = torch.zeros(theirs[0].shape[1]), []
+    for x in inputs:
+        reset, keep = ((a @ x + b @ state).sigmoid() for a, b in zip(ours[:2], theirs[:2], strict=True))
+        state = (1 - keep) * (ours[2] @ x + reset * (theirs[2] @ state)).tanh() + keep * state
+        states.append(state)
+    return torch.stack(states)

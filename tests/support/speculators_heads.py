@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 from speculators import SpeculatorModel, SpeculatorModelConfig, SpeculatorsConfig, VerifierConfig
-from speculators.models import dflash, dspark, eagle3, mtp, peagle
+from speculators.models import dflash, dflash2, dspark, eagle3, mtp, peagle
 from speculators.models.peagle.data import generate_cod_sample_indices
 from speculators.proposals.greedy import GreedyTokenProposalConfig
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -18,6 +18,7 @@ KINDS = {
     "eagle3": (eagle3.Eagle3DraftModel, eagle3.Eagle3SpeculatorConfig),
     "peagle": (peagle.PEagleDraftModel, peagle.PEagleSpeculatorConfig),
     "dflash": (dflash.DFlashDraftModel, dflash.DFlashSpeculatorConfig),
+    "dflash2": (dflash2.DFlash2DraftModel, dflash2.DFlash2SpeculatorConfig),
     "dspark": (dspark.DSparkDraftModel, dspark.DSparkSpeculatorConfig),
     "mtp": (mtp.MTPDraftModel, mtp.MTPSpeculatorConfig),
 }
@@ -93,12 +94,12 @@ def _padded(states: torch.Tensor, length: int) -> torch.Tensor:
     return torch.nn.functional.pad(states, (0, 0, 0, length - states.shape[1]), value=1.0)
 
 
-def _losses(module, head: SpeculatorModel, **given) -> list[torch.Tensor]:
-    """The logits of which ``head``'s forward computes its losses."""
+def _losses(module, head: SpeculatorModel, which: int | str = 0, **given) -> list[torch.Tensor]:
+    """The logits of which ``head``'s forward computes its losses, or another one of the arguments of these."""
     seen: list[torch.Tensor] = []
 
-    def compute_metrics(logits, *others, **settings):
-        seen.append(logits)
+    def compute_metrics(*others, **settings):
+        seen.append(settings[which] if isinstance(which, str) else others[which])
         return torch.tensor(0.0), {}
 
     old, module.compute_metrics = module.compute_metrics, compute_metrics
@@ -138,18 +139,36 @@ def _peagle(head, target, text, drafts) -> torch.Tensor:
     return logits[0, ours]
 
 
-def _dflash(head, target, text, drafts) -> torch.Tensor:
+def _dflash(head, target, text, drafts, which: int | str = 0) -> torch.Tensor:
     known, block = len(text) - 1, head.block_size
     tokens = torch.tensor([[*text, *drafts, *[0] * (block + MORE)]])
     states = _padded(features(target, text, head.target_layer_ids)[:, :known], tokens.shape[1])
-    module = dspark.core if head.config.speculators_model_type == "dspark" else dflash.core
-    (logits,) = _losses(
-        module, head, hidden_states=states, input_ids=tokens, max_anchors=1,
+    module = {"dflash": dflash, "dflash2": dflash2, "dspark": dspark}[head.config.speculators_model_type].core
+    (found,) = _losses(
+        module, head, which, hidden_states=states, input_ids=tokens, max_anchors=1,
         loss_mask=(torch.arange(tokens.shape[1]) == known)[None].float(),
         verifier_last_hidden_states=states[..., : head.hidden_size],
     )  # fmt: skip
     first = 0 if head.config.sample_from_anchor else 1
-    return logits[0, first : first + len(drafts) + 1]
+    return found[0, first : first + len(drafts) + 1]
+
+
+def _dflash2(head, target, text, drafts) -> torch.Tensor:
+    """Training scores the true token beside the candidates, so these are selected as they would be when drafting."""
+    selector, given = head.candidate_selector, []
+    score = selector.score_candidates
+    selector.score_candidates = lambda *those: given.append(those) or score(*those)
+    logits = _dflash(head, target, text, drafts, "unary_logits")
+    del selector.score_candidates
+    (unary, hidden, before, _), first = given[0], 0 if head.config.sample_from_anchor else 1
+    candidates, scores = selector.select(unary, hidden, before)
+    rows = torch.full_like(unary, -torch.inf).scatter(-1, candidates, scores)[0]
+    return rows[first : first + len(logits)]
+
+
+def confidences(head: SpeculatorModel, target: PreTrainedModel, text: list[int], drafts: list[int]) -> torch.Tensor:
+    """[len(drafts) + 1], of a DSpark head: how likely it finds each of ``drafts``, and one after them."""
+    return _dflash(head, target, text, drafts, 2).sigmoid()
 
 
 def _mtp(head, target, text, drafts) -> torch.Tensor:
@@ -168,4 +187,4 @@ def _mtp(head, target, text, drafts) -> torch.Tensor:
     return torch.stack(rows)
 
 
-_LOGITS = {"eagle3": _eagle3, "peagle": _peagle, "dflash": _dflash, "dspark": _dflash, "mtp": _mtp}
+_LOGITS = {"eagle3": _eagle3, "peagle": _peagle, "dflash": _dflash, "dflash2": _dflash2, "dspark": _dflash, "mtp": _mtp}

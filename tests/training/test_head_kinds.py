@@ -20,7 +20,7 @@ from specdec.training.head_trainer import measure
 from specdec.training.heads import learn_dflash, learn_medusa
 from specdec.training.heads import learner as learning
 from specdec.training.heads.learner import layer_sizes, output_ids
-from specdec.training.settings import DistillSettings, HeadSettings
+from specdec.training.settings import BLOCKS, DistillSettings, HeadSettings
 from specdec.training.train_heads import WrongFiles, loaded_back, mask_token, new_learner, write_files
 from support.heads import HIDDEN, LAYERS, V, predictable_target
 from support.models import TYPES, prompts, tiny_model
@@ -32,6 +32,7 @@ SETTINGS = {
     "medusa": HeadSettings("medusa", RUN, depth=3),
     "eagle3": HeadSettings("eagle3", dataclasses.replace(RUN, vocabulary=24)),
     "dflash": HeadSettings("dflash", RUN, depth=5),
+    "dspark": HeadSettings("dspark", RUN, depth=5),
     "mtp": HeadSettings("mtp", RUN),
 }
 
@@ -121,7 +122,7 @@ def test_what_it_learns_from_is_what_it_drafts_from(name, monkeypatch):
     begins = torch.randperm(LENGTH - depth, generator=torch.Generator().manual_seed(4)).tolist()
     with torch.no_grad():
         for known in (2, 9, LENGTH - depth):
-            row = begins.index(known - 2) if name == "dflash" else known - 2
+            row = begins.index(known - 2) if name in BLOCKS else known - 2
             wanted = drafted(learner.head, target, tokens.tolist(), known, depth)
             for mine, theirs in zip(recorded, wanted, strict=True):
                 torch.testing.assert_close(mine[:, row], theirs, rtol=1e-3, atol=1e-3)
@@ -141,7 +142,7 @@ def test_matrices_in_bfloat16_learn_alike(name):
     assert losses[0] != losses[1] and losses[1] == pytest.approx(losses[0], rel=0.03)
 
 
-@pytest.mark.parametrize("name", ["eagle3", "dflash"])
+@pytest.mark.parametrize("name", ["eagle3", "dflash", "dspark"])
 def test_the_container_of_speculators_is_the_same_head(tmp_path, name):
     learner, _ = learned(name)
     for folder in ("a", "b"):
@@ -186,7 +187,7 @@ def test_what_was_written_is_what_was_trained(tmp_path):
         assert drafter.head.kind == name and trouble is not None and "rarely accepted" in trouble
 
 
-@pytest.mark.parametrize("name", ["eagle3", "dflash"])
+@pytest.mark.parametrize("name", ["eagle3", "dflash", "dspark"])
 def test_layer_ids_off_by_one_are_seen(tmp_path, name):
     with pytest.raises(WrongFiles, match="draft worse than what was trained: .* accepted, not"):
         loaded_back(changed(tmp_path, name, one_late), learned(name)[0], None, text()[0].tolist())
@@ -313,13 +314,13 @@ def test_logits_that_are_more_than_a_matrix_are_not_made_again(tmp_path):
 
 @pytest.mark.parametrize("kind", TYPES)
 def test_any_target_has_layers_for_its_heads(tmp_path, kind):
-    """EAGLE-3 and DFlash after a step, for targets without a Llama's configuration."""
+    """EAGLE-3, DFlash and DSpark after a step, for targets without a Llama's configuration."""
     target = cached_model(tiny_model(kind, layers=3), "target")
     sizes = layer_sizes(target.config, 1, "llama")
     assert sizes["hidden_size"] == 32 and sizes["num_attention_heads"] * sizes["head_dim"] == 32
     tokens = torch.tensor(prompts(2, 24, 24))
     plain = SpeculativeDecoder(target.model, None, 0).generate(tokens[:, :6], max_new_tokens=10)
-    for name in ("eagle3", "dflash", "medusa"):
+    for name in ("eagle3", "dflash", "dspark", "medusa"):
         ids = None if name == "medusa" else (1, 2, 3)
         learner = new_learner(HeadSettings(name, RUN, 2, layer_ids=ids), target, tokens, None)
         loss, _ = learner.learn(features(target, learner).lesson(tokens), torch.Generator())
@@ -337,6 +338,7 @@ def test_what_a_kind_cannot_have_is_refused():
     for settings, told in (
         (HeadSettings("eagle3", RUN), "layer_ids: got none"),
         (HeadSettings("dflash", RUN), "layer_ids: got .*allowed: distinct integers"),
+        (HeadSettings("dspark", RUN), "layer_ids: got .*allowed: distinct integers"),
         (HeadSettings("eagle3", RUN, layer_ids=(1, 7)), "layer_ids: got .1, 7."),
         (HeadSettings("eagle3", RUN, layer_ids=(0, 1)), "layer_ids: got .0, 1., allowed: from 1"),
         (HeadSettings("eagle3", dataclasses.replace(RUN, vocabulary=102), layer_ids=(1, 2)), "vocabulary: got 102"),

@@ -186,9 +186,10 @@ def test_the_container_of_speculators(models, corpus, tmp_path):
 @pytest.mark.parametrize(
     ("kind", "changed", "told"),
     [
-        ("medusa", {"kind": "hydra"}, "kind: got 'hydra', allowed: medusa, eagle3, dflash, mtp"),
+        ("medusa", {"kind": "hydra"}, "kind: got 'hydra', allowed: medusa, eagle3, dflash, dspark, mtp"),
+        ("dflash", {"kind": "dspark", "depth": 1}, "depth: got 1 for dspark, allowed: at least 2"),
         ("medusa", {"depth": 0}, "depth: got 0"),
-        ("medusa", {"layers": 2}, "layers: got 2 for medusa, allowed: None, or kind dflash"),
+        ("medusa", {"layers": 2}, "layers: got 2 for medusa, allowed: None, or kind dflash or dspark"),
         ("medusa", {"layer_ids": (1,)}, "layer_ids: got .1,. for medusa"),
         ("dflash", {"layers": 0}, "layers: got 0"),
         ("eagle3", {"layer_ids": (1, 9)}, "layer_ids: got .1, 9."),

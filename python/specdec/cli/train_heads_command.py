@@ -26,13 +26,15 @@ HARDLY_DRAFTS = 1  # the exit code of a training whose head the self-check warns
 class HeadOptions:
     """The head"""
 
-    kind: str = option("eagle3", "medusa, eagle3, dflash, or mtp, for targets of type qwen2, qwen3, mimo or qwen3_5.")
+    kind: str = option(
+        "eagle3", "medusa, eagle3, dflash, dspark, or mtp, for targets of type qwen2, qwen3, mimo or qwen3_5."
+    )
     depth: int = option(4, "Drafts that it learns to make in a step; Medusa: its heads.")
-    layers: int | None = option(None, "Of DFlash. Default: 2.")
+    layers: int | None = option(None, "Of DFlash and DSpark. Default: 2.")
     layer_ids: str | None = option(
         None,
-        "Hidden states that EAGLE-3 and DFlash read, as transformers counts them: 2,16,29. Default: their formats' "
-        "usual ones.",
+        "Hidden states that EAGLE-3, DFlash and DSpark read, as transformers counts them: 2,16,29. Default: their "
+        "formats' usual ones.",
         metavar="IDS",
     )
     vocabulary: int | None = option(

@@ -191,8 +191,14 @@ class Drafts(NamedTuple):
         return cls(step.last_two[:, :0])
 
     def first(self, count: int) -> Drafts:
-        """Returns the first ``count`` columns of chains with a one-hot q. ``copies`` stays whole."""
-        return self._replace(tokens=self.tokens[:, :count])
+        """Returns the first ``count`` columns of chains. ``copies`` stays whole."""
+        return self._replace(
+            tokens=self.tokens[:, :count],
+            logits=None if self.logits is None else self.logits[:, :count],
+            stats=None if self.stats is None else (self.stats[0][:, :count], self.stats[1][:, :count]),
+            status=None if self.status is None else self.status[:, :count],
+            masked=min(self.masked, count),
+        )
 
     def widened(self, count: int) -> Drafts:
         """Returns the drafts with ``count`` columns, of which the added ones do not count, so that verification keeps

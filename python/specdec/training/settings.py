@@ -116,7 +116,8 @@ class Distilled:
         return dataclasses.asdict(self)
 
 
-KINDS = ("medusa", "eagle3", "dflash", "mtp")
+KINDS = ("medusa", "eagle3", "dflash", "dspark", "mtp")
+BLOCKS = ("dflash", "dspark")
 PUBLISHED, SPECULATORS = "published", "speculators"
 FORMATS = (PUBLISHED, SPECULATORS)
 DFLASH_LAYERS = 2
@@ -131,12 +132,13 @@ class HeadSettings:
         run: what a head's training has in common with that of a draft. ``cache_logits`` and ``lora`` are for drafts,
             ``vocabulary`` for drafts and EAGLE-3.
         depth: drafts that it learns to make in a step: Medusa's heads, the length of the training-time test of EAGLE-3
-            and MTP, DFlash's block but for its first token.
-        layers: of DFlash; None: 2.
-        layer_ids: which hidden states EAGLE-3 and DFlash read, as transformers counts them (0 is the embedding, i the
-            output of layer i - 1); None: the usual ones of their formats.
+            and MTP, DFlash's block but for its first token, DSpark's block.
+        layers: of DFlash and DSpark; None: 2.
+        layer_ids: which hidden states EAGLE-3, DFlash and DSpark read, as transformers counts them (0 is the embedding,
+            i the output of layer i - 1); None: the usual ones of their formats.
         cache_features: the target's states in the data are computed once, and kept on the disk.
-        format: of the files: "published", as heads of this kind are, or "speculators", for EAGLE-3 and DFlash.
+        format: of the files: "published", as heads of this kind are, or "speculators", for EAGLE-3, DFlash and
+            DSpark.
     """
 
     kind: str
@@ -180,12 +182,14 @@ class HeadSettings:
         """Refuses settings of other kinds."""
         if self.run.vocabulary and self.kind != "eagle3":
             refuse("vocabulary", f"{self.run.vocabulary} for {self.kind}", "0, or kind eagle3")
-        for name, kinds in {"layers": ("dflash",), "layer_ids": ("eagle3", "dflash")}.items():
+        for name, kinds in {"layers": BLOCKS, "layer_ids": ("eagle3", *BLOCKS)}.items():
             if getattr(self, name) is not None and self.kind not in kinds:
                 refuse(name, f"{getattr(self, name)} for {self.kind}", f"None, or kind {' or '.join(kinds)}")
+        if self.kind == "dspark" and self.depth < 2:
+            refuse("depth", f"{self.depth} for dspark", "at least 2, the smallest block")
         if self.format not in FORMATS:
             refuse("format", repr(self.format), " or ".join(FORMATS))
-        if self.format == SPECULATORS and self.kind not in ("eagle3", "dflash"):
+        if self.format == SPECULATORS and self.kind not in ("eagle3", *BLOCKS):
             refuse("format", f"{self.format!r} for {self.kind}", f"{PUBLISHED!r}")
 
 

@@ -23,7 +23,7 @@ from ..models.supported import cached_model
 from ..prompts import read_eos
 from .head_features import CachedFeatures, Features
 from .head_trainer import HeadTrainer, measure
-from .heads.learn_dflash import DflashLearner
+from .heads.learn_dflash import DflashLearner, DsparkLearner
 from .heads.learn_eagle3 import Eagle3Learner
 from .heads.learn_medusa import MedusaLearner
 from .heads.learn_mtp import MtpLearner
@@ -32,7 +32,7 @@ from .held_out import beginnings
 from .lessons import Lessons, Packed, encoded
 from .model_card import Card, head_card
 from .reduced_vocabulary import most_frequent
-from .settings import DTYPES, SPECULATORS, HeadSettings, TrainedHead
+from .settings import BLOCKS, DTYPES, SPECULATORS, HeadSettings, TrainedHead
 from .shards import digest, fingerprint
 from .texts import Corpus
 from .trainer import Watch, finish, unfinished
@@ -138,11 +138,12 @@ def new_learner(settings: HeadSettings, target: CachedModel, blocks: torch.Tenso
         return MedusaLearner(target, loss, depth)
     if settings.kind == "mtp":
         return MtpLearner(target, loss, depth)
-    block = settings.dflash_layers if settings.kind == "dflash" else None
+    block = settings.dflash_layers if settings.kind in BLOCKS else None
     states = resolve({}, target.config.num_hidden_layers, settings.layer_ids, block).states
     if block is not None:
         counts = torch.bincount(blocks.flatten(), minlength=target.vocab_size)
-        return DflashLearner(target, loss, depth, block, states, mask_token(counts, pad))
+        new = DflashLearner if settings.kind == "dflash" else DsparkLearner
+        return new(target, loss, depth, block, states, mask_token(counts, pad))
     kept = None
     if settings.run.vocabulary:
         kept = most_frequent(blocks, target.vocab_size, settings.run.vocabulary, read_eos(None, target.model))

@@ -1,16 +1,19 @@
-"""DFlash and DSpark: a block of masked tokens, filled in by one forward with the target's hidden states as context."""
+"""DFlash: a block of masked tokens, filled in by one forward with the target's hidden states as context."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from ...models.cache.kv_cache import StaticKVCache
 from ...models.forward.layout import Layout
-from .blocks import MLP, Attention, LayeredHead, Parts, Shape
+from .blocks import MLP, Attention, LayeredHead, Parts, Rotation, Shape
 from .interface import HeadInput, Logits
+
+KeysAndValues = tuple[torch.Tensor, torch.Tensor]  # [n, H_kv, q, D] each
 
 
 class Windows(NamedTuple):
@@ -28,6 +31,16 @@ class DFlashLayer(nn.Module):
         self.input_layernorm, self.post_attention_layernorm = shape.norm(), shape.norm()
         self.self_attn, self.mlp = Attention(shape, shape.hidden), MLP(shape)
 
+    def forward(self, x: torch.Tensor, rotation: Rotation, known: KeysAndValues, sees: torch.Tensor) -> torch.Tensor:
+        """Returns [n, q, hidden]. ``sees``: as ``mask`` of ``fill_in``."""
+        x = x + self.attend(self.input_layernorm(x), rotation, known, sees)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+    def attend(self, a: torch.Tensor, rotation: Rotation, known: KeysAndValues, sees: torch.Tensor) -> torch.Tensor:
+        own = self.self_attn.keys_and_values(a, rotation)
+        keys, values = (torch.cat(both, 2) for both in zip(known, own, strict=True))
+        return self.self_attn.attend(self.self_attn.queries(a, rotation), keys, values, sees)
+
 
 class DFlash(LayeredHead):
     """Each layer attends to keys and values of the known tokens' features, which is all that the cache holds, and of
@@ -41,6 +54,7 @@ class DFlash(LayeredHead):
             token itself, which makes B - 1.
         windows: of layers with sliding attention.
         cap: logits become cap tanh(logits / cap), as those of some targets do; None: they stay.
+        layer: makes a layer.
     """
 
     kind, at_once, independent = "dflash", True, True
@@ -55,6 +69,7 @@ class DFlash(LayeredHead):
         from_anchor: bool = False,
         windows: Windows | None = None,
         cap: float | None = None,
+        layer: Callable[[Shape], DFlashLayer] = DFlashLayer,
     ):
         super().__init__(parts)
         self.windows, self.cap = windows, cap
@@ -63,7 +78,7 @@ class DFlash(LayeredHead):
         self.most_drafts = block if from_anchor else block - 1
         self.fc = nn.Linear(len(parts.states) * parts.target_hidden, shape.hidden, bias=False)
         self.hidden_norm, self.norm = shape.norm(), shape.norm()
-        self.layers = nn.ModuleList(DFlashLayer(shape) for _ in range(parts.num_layers))
+        self.layers = nn.ModuleList(layer(shape) for _ in range(parts.num_layers))
 
     def combine(self, states: torch.Tensor) -> torch.Tensor:
         return self.hidden_norm(self.fc(states))
@@ -71,7 +86,7 @@ class DFlash(LayeredHead):
     def read(self, rows: HeadInput, cache: StaticKVCache) -> None:
         self.context(rows, cache)
 
-    def context(self, rows: HeadInput, cache: StaticKVCache) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def context(self, rows: HeadInput, cache: StaticKVCache) -> list[KeysAndValues]:
         """Stores keys and values of the features. Returns each layer's visible ones."""
         cache.write_at(rows.layout.slots, rows.layout.visible, rows.first_row)
         rotation = self.rotary(rows.features, rows.layout.positions)
@@ -92,15 +107,24 @@ class DFlash(LayeredHead):
         tokens, places = torch.cat((rows.tokens[:, -1:], masks), 1), rows.layout.positions[:, -1:] + offsets
         mask = torch.cat((context, each_other.tril() if self.causal else each_other), 3)
         x = self.fill_in(tokens, places, known, mask, self._in_window(context, each_other, places))
-        out, previous = self.norm(x if self.from_anchor else x[:, 1:]), rows.tokens[:, -1:]
-        for i in range(count):
-            previous = yield self.corrected(self.logits(out[:, i]), previous)
+        out = self.norm(x if self.from_anchor else x[:, 1:])
+        return (yield from self.walk(out[:, :count], rows.tokens[:, -1:]))
+
+    def walk(self, out: torch.Tensor, previous: torch.Tensor) -> Logits:
+        """Yields and returns what ``draft`` does.
+
+        Args:
+            out: [n, count, hidden], what the block has for each draft.
+            previous: [n, 1] int64, the token before the first one.
+        """
+        for own in out.unbind(1):
+            yield self.logits(own)
 
     def fill_in(
         self,
         tokens: torch.Tensor,
         positions: torch.Tensor,
-        known: list[tuple[torch.Tensor, torch.Tensor]],
+        known: list[KeysAndValues],
         mask: torch.Tensor,
         in_window: torch.Tensor | None = None,
     ) -> torch.Tensor:
@@ -112,17 +136,12 @@ class DFlash(LayeredHead):
             mask: [n, 1, q, visible + q] bool: which of the known tokens, and which of these, each one sees.
             in_window: the same in layers with a sliding window.
         """
-        slides = self.windows.layers if self.windows is not None and in_window is not None else ()
+        slides = () if self.windows is None else self.windows.layers
+        in_window = mask if in_window is None else in_window
         x = self.embedded(tokens)
         rotation = self.rotary(x, positions)
-        for i, (layer, (keys, values)) in enumerate(zip(self.layers, known, strict=True)):
-            assert isinstance(layer, DFlashLayer)
-            a = layer.input_layernorm(x)
-            more = layer.self_attn.keys_and_values(a, rotation)
-            both = torch.cat((keys, more[0]), 2), torch.cat((values, more[1]), 2)
-            sees = in_window if i in slides and in_window is not None else mask
-            x = x + layer.self_attn.attend(layer.self_attn.queries(a, rotation), *both, sees)
-            x = x + layer.mlp(layer.post_attention_layernorm(x))
+        for i, (layer, own) in enumerate(zip(self.layers, known, strict=True)):
+            x = layer(x, rotation, own, in_window if i in slides else mask)
         return x
 
     def _in_window(self, context: torch.Tensor, each_other: torch.Tensor, places: torch.Tensor) -> torch.Tensor | None:
@@ -141,28 +160,3 @@ class DFlash(LayeredHead):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         logits = super().logits(hidden)
         return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
-
-    def corrected(self, logits: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
-        """Returns ``logits`` [n, columns] after the token ``previous`` [n, 1]."""
-        return logits
-
-
-class DSpark(DFlash):
-    """DFlash with a Markov head, which makes each draft depend on the one before: a term of low rank in its logits. A
-    checkpoint's confidence head, which is for the choice of K, is not used.
-
-    Args:
-        rank: of the term.
-        num_columns: of the logits.
-        others: those of :class:`DFlash`.
-    """
-
-    kind, independent = "dspark", False
-
-    def __init__(self, rank: int, num_columns: int, *others: Any):
-        super().__init__(*others)
-        first, second = nn.Embedding(self.vocab_size, rank), nn.Linear(rank, num_columns, bias=False)
-        self.markov_head = nn.ModuleDict({"markov_w1": first, "markov_w2": second})
-
-    def corrected(self, logits: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
-        return logits + self.markov_head["markov_w2"](self.markov_head["markov_w1"](previous[:, 0]))

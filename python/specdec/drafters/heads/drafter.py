@@ -23,7 +23,7 @@ from ..protocol import BatchState, Drafter, Drafts, DraftSession, Step
 from ..tree_growth import Growth, Level, TreeGrowth
 from ..tree_paths import read_paths
 from .fused import with_fused_attention
-from .interface import WHOSE, Head, HeadInput, Logits, known_rows
+from .interface import WHOSE, Head, HeadInput, Logits, known_rows, returned
 
 if TYPE_CHECKING:
     from .self_check import Report
@@ -38,6 +38,8 @@ class HeadDrafter(Drafter):
         report: what the self-check after loading found; None: there was none.
         growth: how it grows trees, where its drafts depend on each other.
         choices: where they do not, the paths of a static tree; None: trees have the most probable paths.
+        confidence: a sequence's drafts end, in each step, before the first that the head finds less likely to be
+            accepted than this, so that no more are verified. 0: off. Otherwise each step waits once for the device.
     """
 
     doubt = WHOSE
@@ -48,8 +50,13 @@ class HeadDrafter(Drafter):
         report: Report | None = None,
         growth: TreeGrowth | None = None,
         choices: Sequence[Sequence[int]] | None = None,
+        confidence: float = 0.0,
     ):
         self.head, self.report, self.growth, self.choices = head, report, growth or TreeGrowth(), None
+        if confidence and not (0 < confidence < 1 and head.says_how_sure):
+            with_confidence = "a DSpark head with confidence_head, and a number from 0 (off) to below 1"
+            refuse("confidence", f"{confidence} with a head of the format {head.kind!r}", with_confidence)
+        self.confidence = confidence
         self.trees = self.samples_trees = head.independent or head.grows_trees
         self.num_parameters = sum(p.numel() for p in head.parameters())
         if choices is not None:
@@ -109,10 +116,9 @@ class HeadDraftSession(DraftSession):
     keys of drafted tokens are computed from guessed features, so each step first computes those of the last known
     tokens once more, from the target's: as many as the step before can have emitted."""
 
-    needs_host = False
-
     def __init__(self, drafter: HeadDrafter, batch: BatchState):
-        self.head, self.batch = drafter.steps(), batch
+        self.head, self.batch, self.confidence = drafter.steps(), batch, drafter.confidence
+        self.needs_host = drafter.confidence > 0
         size, capacity = batch.size, batch.capacity
         self.store = self.head.new_store(size, capacity)
         batch.target_cache.features = self.store
@@ -194,8 +200,19 @@ class HeadDraftSession(DraftSession):
             if i + 1 < count:
                 logits = distributions.send(drawing.to_feed())
         drafts = drawing.drafts()
+        if self.confidence:
+            drafts = self._sure(drafts, step, returned(distributions, drawing.to_feed()))
         lap("loop")
         return drafts._replace(forwards=1) if head.at_once else drafts
+
+    def _sure(self, drafts: Drafts, step: Step, sure: torch.Tensor | None) -> Drafts:
+        """Returns each row's drafts before the first whose ``sure`` [n, k] is below the confidence. That is known
+        before the draft is drawn: to withdraw one because of what it is would change the distribution."""
+        assert sure is not None and drafts.status is not None
+        going = (sure >= self.confidence).cumprod(1).bool()
+        most = int(going.sum(1).minimum(step.allowed_on_device).max())
+        tokens, status = drafts.tokens.where(going, -1), drafts.status.where(going, 0)
+        return drafts._replace(tokens=tokens, status=status).first(most)
 
     def _tree(self, step: Step) -> Drafts:
         if self.trees is not None:

@@ -16,9 +16,10 @@ OF_HEADS: Mapping[str, fields.Field] = {
     **dict.fromkeys(("speculators_model_type", "markov_head_type"), fields.TEXT),
     **dict.fromkeys(
         ("use_aux_hidden_state", "norm_before_residual", "norm_before_fc", "fc_norm", "use_aux_norm", "norm_output",
-         "sample_from_anchor", "is_causal", "causal", "sliding_window_non_causal"), fields.FLAG,
+         "sample_from_anchor", "is_causal", "causal", "sliding_window_non_causal", "shift_label"), fields.FLAG,
     ),
-    **dict.fromkeys(("medusa_num_heads", "medusa_num_layers"), _COUNT),
+    **dict.fromkeys(("medusa_num_heads", "medusa_num_layers", "pure_draft_prefix_len"), _COUNT),
+    **dict.fromkeys(("conv_kernel_size", "conv_group_size", "selector_top_k"), fields.SIZE),
     "draft_vocab_size": fields.TOKENS,
     "target_hidden_size": fields.SIZE,
     "logit_scale": _ANY,

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import torch
 
 from ...checks import refuse
 from .blocks import Shape
 from .checkpoint import Checkpoint
-from .dflash import DFlash, DSpark, Windows
+from .dflash_files import WALKS, dflash
 from .eagle import Eagle
 from .eagle3 import Eagle3, Eagle3Flags, PEagle
 from .gemma4 import gemma4_assistant
@@ -18,7 +17,6 @@ from .interface import Head, Variant
 from .medusa import Medusa
 from .mtp_files import mtp
 from .source import Source
-from .vocabulary import has_scale, target_embedding
 
 
 def eagle3(source: Source) -> Head:
@@ -108,77 +106,6 @@ def medusa(source: Source) -> Head:
     return source.finished(head)
 
 
-def dflash(source: Source) -> Head:
-    """DFlash as z-lab and speculators write it, and DSpark as DeepSpec and SpecForge do."""
-    checkpoint, config = source.checkpoint, source.config
-    sizes, nested = source.layer_sizes(), config.get("dflash_config") or {}
-    for name in _UNREAD:
-        for part in (nested, config):
-            if part.get(name) not in (None, False, 1.0):
-                refuse("config.json", f"{name} {part[name]!r}", "none")
-    shape, num_layers = Shape.read(sizes, checkpoint.tensors, windows=True), checkpoint.count(r"layers\.(\d+)\.")
-    states = source.resolved(num_layers)
-    source.check_fc(len(states))
-    d2t, columns = source.vocabulary(sizes)
-    block = nested.get("block_size", config.get("block_size"))
-    if not isinstance(block, int) or block < 2:
-        refuse("config.json", f"block_size {block!r}", "an integer >= 2")
-    rank = _markov_rank(checkpoint, nested)
-    from_anchor = config.get("sample_from_anchor", rank is not None and config.get("speculators_model_type") is None)
-    parts = source.parts(shape, states, num_layers, columns)
-    said = config.get("is_causal", nested.get("causal"))
-    causal, windows = bool(said), _windows(config, sizes, said, num_layers)
-    cap = getattr(source.target.config, "final_logit_softcapping", None)
-    settings = (parts, block, source.mask_token(nested), causal, bool(from_anchor), windows, cap)
-    with torch.device("meta"):
-        num_columns = source.target.vocab_size if d2t is None else len(d2t)
-        head = DFlash(*settings) if rank is None else DSpark(rank, num_columns, *settings)
-    assert source.ids is not None
-    head.doubts = [Variant(f"hidden states {list(other)}", {"states": other}) for other in source.ids.doubts]
-    # z-lab's code embeds a block as the target does. SpecForge and speculators train with the table alone, and
-    # SpecForge's files are like z-lab's.
-    scaled = config.get("speculators_model_type") is None
-    source.finished(head, shape.hidden, d2t, scaled=scaled)
-    if scaled and head.target_embedding is not None and has_scale(source.model):
-        table = target_embedding(source.model, shape.hidden)
-        head.doubts.append(Variant("the embedding without the target's scale", {"target_embedding": table}))
-    return head
-
-
-# Entries that change what a block computes, in ways that are not known here.
-_UNREAD = (
-    "attention_sink_bias", "attention_value_scale", "final_logit_softcapping", "output_multiplier", "projector_type",
-    "use_swa",
-)  # fmt: skip
-
-
-def _windows(config: Mapping[str, Any], sizes: Mapping[str, Any], said: bool | None, num_layers: int) -> Windows | None:
-    """Returns the windows of layers with sliding attention. Their tokens see those of their block before them only,
-    unless the configuration says otherwise, as in vLLM and speculators."""
-    kinds = (sizes.get("layer_types") or ())[:num_layers]
-    layers = tuple(i for i, kind in enumerate(kinds) if kind == "sliding_attention")
-    if not layers:
-        return None
-    size = sizes.get("sliding_window")
-    if not isinstance(size, int) or size < 1:
-        refuse("config.json", f"sliding_window {size!r}", "an integer >= 1")
-    ours = config.get("speculators_model_type") is not None
-    causal = not config.get("sliding_window_non_causal") if ours else said in (None, True)
-    return Windows(layers, size, causal, by_block=ours)
-
-
-def _markov_rank(checkpoint: Checkpoint, nested: Mapping[str, Any]) -> int | None:
-    """Returns the rank of DSpark's Markov head; None: there is none. Drops its confidence head, which is not used."""
-    if not any(name.startswith("markov_head.") for name in checkpoint.tensors):
-        return None
-    kind = nested.get("markov_head_type", checkpoint.config.get("markov_head_type", "vanilla"))
-    if kind != "vanilla":
-        refuse("config.json", f"markov_head_type {kind!r}", "'vanilla'")
-    for name in ("confidence_head.proj.weight", "confidence_head.proj.bias"):
-        checkpoint.tensors.pop(name, None)
-    return checkpoint.shape("markov_head.markov_w1.weight", 2)[1]
-
-
 FORMATS: dict[str, Callable[[Source], Head]] = {
     "eagle3": eagle3,
     "peagle": eagle3,
@@ -186,6 +113,8 @@ FORMATS: dict[str, Callable[[Source], Head]] = {
     "medusa": medusa,
     "dflash": dflash,
     "dspark": dflash,
+    "dflash2": dflash,
+    "domino": dflash,
     "mtp": mtp,
     "gemma4_assistant": gemma4_assistant,
 }
@@ -193,14 +122,12 @@ FORMATS: dict[str, Callable[[Source], Head]] = {
 
 # What other formats are, which are refused.
 OTHERS = {
-    "dflash2": "DFlash with grouped convolutions around each layer and a selector among candidates",
-    "domino": "DFlash whose logits a recurrent network over its own drafts corrects (arXiv 2605.29707)",
     "hydra": "heads that each read the drafts of those before",
     "lilicorr": "DFlash and a small transformer that scores transitions between candidates (arXiv 2608.20530)",
     "uno": "the target itself, with an adapter, drafting by diffusion",
     "xpress": "DFlash and a refiner that passes over the block several times",
 }
-_ARCHITECTURES = {"dflash2": "DFlash2", "lilicorr": "LiLiCorr", "domino": "Domino", "uno": "Uno", "xpress": "XPress"}
+_ARCHITECTURES = {"lilicorr": "LiLiCorr", "uno": "Uno", "xpress": "XPress"}
 
 
 def detect(checkpoint: Checkpoint) -> str:
@@ -222,8 +149,7 @@ def detect(checkpoint: Checkpoint) -> str:
             return kind
     named = {
         "mask_hidden": "peagle",
-        "markov_head.": "dspark",
-        "candidate_selector.": "dflash2",
+        **WALKS,
         "refiner_head.": "xpress",
         "medusa_head.": "medusa",
         "hydra_": "hydra",

@@ -19,7 +19,7 @@ from ...models.forward.layout import Layout
 from ..tree_growth import Growing, Level
 
 WHOSE = "Is it this target's head?"  # what to ask if its drafts are rarely accepted
-Logits = Generator[torch.Tensor, torch.Tensor, None]
+Logits = Generator[torch.Tensor, torch.Tensor, Any]  # what it returns is said at ``Head.draft``
 
 
 class HeadInput(NamedTuple):
@@ -49,6 +49,7 @@ class Head(nn.Module):
         at_once: whether one call of the head makes all drafts of a step.
         independent: whether, beyond that, each draft's distribution does not depend on the drafts before it.
         grows_trees: whether ``grow`` is there.
+        says_how_sure: whether ``draft`` returns how likely it finds its drafts.
         states: which hidden states of the target it reads, as :class:`~specdec.models.cache.features.FeatureStore`
             counts.
         width: of its features.
@@ -66,7 +67,7 @@ class Head(nn.Module):
     """
 
     kind: str
-    at_once = independent = grows_trees = False
+    at_once = independent = grows_trees = says_how_sure = False
     can_fuse = fuses = False
     reads_only_filled = False  # attention reads all ``visible`` slots
     lookahead = 0
@@ -98,7 +99,8 @@ class Head(nn.Module):
 
     def draft(self, rows: HeadInput, ahead: Layout, cache: StaticKVCache, count: int) -> Logits:
         """Yields logits [B, columns] of one draft after the other, ``count`` times, and is sent the token [B, 1] that
-        was drawn from each.
+        was drawn from each. Returns how likely it finds that each is accepted after those before it were, [B, count]
+        float32, of which no entry depends on its own draft or a later one; None: it does not say.
 
         Args:
             rows: the sequences' last known tokens, padded on the left. What is stored of them may stem from guesses.
@@ -200,3 +202,12 @@ def known_rows(
     known = store.tokens[row, following.clamp(max=trash)]
     tokens = torch.where(torch.cat((places, more), 1) + 1 == end[:, None], last[:, None], known)
     return HeadInput(store.features[row, slots], tokens, head.layout(places * valid, slots, visible), first_row)
+
+
+def returned(logits: Logits, last: torch.Tensor) -> torch.Tensor | None:
+    """Returns what ``Head.draft`` returns when it is sent its last draft."""
+    try:
+        logits.send(last)
+    except StopIteration as end:
+        return end.value
+    raise AssertionError("there are more distributions than drafts")

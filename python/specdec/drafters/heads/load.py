@@ -28,12 +28,13 @@ def load_head(
     tokenizer: PreTrainedTokenizerBase | None = None,
     check: bool = True,
     choices: Sequence[Sequence[int]] | None = None,
+    confidence: float = 0.0,
 ) -> HeadDrafter:
     """Loads a head for ``target``: EAGLE-3 (as EAGLE, SpecForge, speculators or DeepSpec write it), P-EAGLE, EAGLE-1 or
-    -2, Medusa, DFlash, DSpark, an assistant of Gemma 4, or the MTP layers in the files of a DeepSeek-V3, GLM-4.5,
-    GLM-4.7-Flash, MiMo, Qwen3-Next, Qwen3.5 or Nemotron-H. The format is told by the tensors' names. The head computes
-    in the target's dtype and on its device, and shares its embedding and output matrix where the file has none of its
-    own.
+    -2, Medusa, DFlash, DFlash2, DSpark, Domino, an assistant of Gemma 4, or the MTP layers in the files of a
+    DeepSeek-V3, GLM-4.5, GLM-4.7-Flash, MiMo, Qwen3-Next, Qwen3.5 or Nemotron-H. The format is told by the tensors'
+    names. The head computes in the target's dtype and on its device, and shares its embedding and output matrix where
+    the file has none of its own.
 
     After loading, a self-check has the head draft on a short text. If a checkpoint can be read in several ways, the one
     that drafts best is taken. It warns if drafts are rarely accepted.
@@ -51,6 +52,8 @@ def load_head(
             ``medusa_choices``: [0, 2] is the third most likely second token, after the most likely first one. Only for
             heads whose drafts do not depend on each other (Medusa, DFlash, P-EAGLE). None: each tree has the N most
             probable paths.
+        confidence: from 0 (off) to below 1, for a DSpark head with a confidence head. A sequence's drafts end, in each
+            step, before the first that this head finds less likely to be accepted, so that no more are verified.
 
     Raises:
         OSError: a file is missing or cannot be read.
@@ -82,7 +85,7 @@ def load_head(
             RuntimeWarning,
             2,
         )
-    drafter = HeadDrafter(head, choices=choices)
+    drafter = HeadDrafter(head, choices=choices, confidence=confidence)
     drafter.check(whole, 0, 0)
     if check:
         drafter.report = self_check(head, whole, tokenizer)

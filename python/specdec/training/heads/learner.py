@@ -93,7 +93,7 @@ class Learner:
         raise NotImplementedError
 
     def container(self, name: str, num_drafts: int) -> Files:
-        """The same in the container of speculators 0.9, which has EAGLE-3 and DFlash alone.
+        """The same in the container of speculators 0.9, of these kinds alone: EAGLE-3, DFlash and DSpark.
 
         Args:
             num_drafts: K, which engines that read it take.
