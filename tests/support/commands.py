@@ -15,7 +15,8 @@ PROMPT = "def read(self, size=-1):\n"
 
 def invoke(*args: object, color: bool = False):
     # On the CPU even if there is a GPU, since the tests compare with a pair that is on the CPU.
-    without = args[0] in ("doctor", "simulate", "convert", "merge") or "--device" in args
+    of_server = args[0] == "bench" and "--url" in args
+    without = of_server or args[0] in ("doctor", "simulate", "convert", "merge") or "--device" in args
     device = () if without else ("--device", "cpu")
     return CliRunner().invoke(app, [str(a) for a in (*args, *device)], color=color)
 

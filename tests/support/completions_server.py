@@ -1,4 +1,4 @@
-"""Small servers of OpenAI's ``/v1/completions``, on threads of the test's process."""
+"""Small servers of OpenAI's ``/v1/completions`` and chats, on threads of the test's process."""
 
 from __future__ import annotations
 
@@ -17,16 +17,32 @@ AT_ONCE = 64  # seeds that are decoded together
 Answers = Callable[[dict[str, Any]], tuple[int, Any]]  # a request's body -> status, and what is answered
 
 
+def events(*told: Any) -> list[bytes]:
+    """A stream of JSON, as an answer: its events, each in a write of its own."""
+    return [f"data: {json.dumps(each)}\n\n".encode() for each in told] + [b"data: [DONE]\n\n"]
+
+
 @contextmanager
-def completions_server(answers: Answers) -> Iterator[str]:
-    """Yields its address. An answer that is bytes is sent as it is, and the connection is cut."""
+def completions_server(answers: Answers, metrics: Callable[[], str] | None = None) -> Iterator[str]:
+    """Yields its address. An answer that is bytes is sent as it is, and the connection is cut; a list is a stream of
+    such. ``metrics`` stand at /metrics."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self._send(200, {"data": [{"id": "toy"}]})
+            if self.path == "/metrics":
+                self._stream(404 if metrics is None else 200, [b"" if metrics is None else metrics().encode()])
+            else:
+                self._send(200, {"data": [{"id": "toy"}]})
 
         def do_POST(self) -> None:
-            self._send(*answers(json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
+            status, told = answers(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            (self._stream if isinstance(told, list) else self._send)(status, told)
+
+        def _stream(self, status: int, parts: list[bytes]) -> None:
+            self.send_response(status)
+            self.end_headers()
+            for part in parts:
+                self.wfile.write(part)
 
         def _send(self, status: int, told: Any) -> None:
             data = told if isinstance(told, bytes) else json.dumps(told).encode()

@@ -11,6 +11,7 @@ from . import bench_methods, models
 from .bench_options import (
     NEW_TOKENS,
     SHORT_TEXTS,
+    MeasuredServer,
     MethodOptions,
     QuestionOptions,
     ResultOptions,
@@ -18,6 +19,7 @@ from .bench_options import (
     SettingOptions,
     ThreadOptions,
 )
+from .bench_served import ServedRun, refuse_others
 from .option_groups import command
 from .report_command import write as write_report
 from .show_bench import print_results
@@ -33,6 +35,7 @@ def bench(
     at: models.ModelOptions,
     threads: ThreadOptions,
     results: ResultOptions,
+    of: MeasuredServer,
     prompt: Annotated[
         list[str] | None,
         typer.Argument(help="Default: a built-in set, one of each category. Of --suite its file.", show_default=False),
@@ -44,7 +47,11 @@ def bench(
     prompt. Two baselines are always among them: transformers' generate, and specdec without drafts. Greedy texts are
     compared with those of transformers. After Ctrl-C or a kill the same command goes on where it was. docs/bench.md
     says what is measured, and how. Exits with 1 if a greedy text of specdec differs by more than rounding explains.
+    With --url and --suite, what is measured is somebody's server instead.
     """
+    if of.url is not None:
+        refuse_others(measured, settings, given, rounds, at, threads, results)
+        raise typer.Exit(ServedRun(of, given, settings, rounds, results).run(prompt))
     check_counts(1, max_new_tokens=settings.max_new_tokens)
     methods = bench_methods.read_methods(measured.method, at, measured.exit_layers)
     suite = given.asked

@@ -12,12 +12,13 @@ from . import bench_methods, drafting, options
 from .drafters import HEAD
 from .given_prompts import MeasuredPrompts
 from .option_groups import option
+from .server_address import ServerAddress
 from .terminal import remark
 from .user_errors import check_counts, option_name, refuse
 
 if TYPE_CHECKING:
     from ..evaluation.bench.suites import Suite
-    from ..jobs.questions import Question
+    from ..jobs.questions import Question, TurnsQuestion
     from .models import ModelOptions
 
 NEW_TOKENS, SHORT_TEXTS = 64, 16  # the embedded pair's grid is to end in five minutes on two cores
@@ -114,17 +115,30 @@ class QuestionOptions(MeasuredPrompts):
         """Also those of a suite, which have turns."""
         if self.asked is None:
             return super().questions(prompts, at)
+        found, template = self.of_suite(prompts), bool(at.tokenizer.chat_template)
+        if self.asked.needs_template and not template:
+            refuse("--suite", f"{self.suite} for a target without a chat template", "a target with one, or spec-bench")
+        if not template:
+            remark("the target has no chat template: prompts are Vicuna's conversation, as FastChat has it", "dim")
+        return [*found]
+
+    def of_suite(self, prompts: Sequence[str] | None) -> list[TurnsQuestion]:
+        """Those in its file, which is the one argument."""
         from ..jobs.questions import choose, read_suite
 
         files = [Path(each) for each in prompts or ()]
         if len(files) != 1:
             refuse("PROMPT", f"{len(files)} arguments with --suite {self.suite}", "one, the file of its questions")
-        template = bool(at.tokenizer.chat_template)
-        if self.asked.needs_template and not template:
-            refuse("--suite", f"{self.suite} for a target without a chat template", "a target with one, or spec-bench")
-        if not template:
-            remark("the target has no chat template: prompts are Vicuna's conversation, as FastChat has it", "dim")
-        return [*choose(read_suite(files[0]), self.category, self.per_category)]
+        return choose(read_suite(files[0]), self.category, self.per_category)
+
+
+@dataclass(frozen=True)
+class MeasuredServer(ServerAddress):
+    """Somebody's server"""
+
+    url: str | None = option(
+        None, "Measure what answers at this address by OpenAI's /v1/chat/completions, with a --suite. docs/bench.md"
+    )
 
 
 @dataclass(frozen=True)

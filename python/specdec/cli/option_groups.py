@@ -22,7 +22,7 @@ from typing import Any, get_type_hints
 import typer
 from typer.core import TyperCommand, TyperOption
 
-from .user_errors import user_errors
+from .user_errors import option_name, user_errors
 
 
 def option(default: Any, help: str | None = None, *names: str, **more: Any) -> Any:
@@ -59,6 +59,20 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     run.__dict__["__signature__"] = inspect.Signature(flat)
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in flat}
     return run
+
+
+def given(group: Any) -> dict[str, tuple[str, Any]]:
+    """Of a group, and the groups in it, the options that have another value than their default: by the field's name the
+    option's and the value."""
+    found: dict[str, tuple[str, Any]] = {}
+    for field in dataclasses.fields(group):
+        value = getattr(group, field.name)
+        if (typed := field.metadata.get("option")) is None:
+            found |= given(value)
+        elif value != field.default and value != []:
+            names = [name for name in typed.param_decls or () if name.startswith("--")]
+            found[field.name] = (names[0] if names else option_name(field.name), value)
+    return found
 
 
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY

@@ -16,6 +16,7 @@ from .drafters import COMBINED, HEAD, NAMES, parts_of
 from .given_prompts import MeasuredPrompts
 from .option_groups import command, option
 from .progress_bar import progress
+from .server_address import ServerAddress
 from .show_verification import print_server, print_verification
 from .user_errors import check_counts, option_name, refuse
 
@@ -92,7 +93,7 @@ class CheckOptions:
 
 
 @dataclass(frozen=True)
-class ServerOptions:
+class ServerOptions(ServerAddress):
     """Somebody's server"""
 
     url: str | None = option(
@@ -101,23 +102,18 @@ class ServerOptions:
     reference: str | None = option(
         None, "Folder, hub name or GGUF file of the model that the server serves. Default: the embedded pair's target."
     )
-    model: str | None = option(None, "Its name at the server. Default: the first of /v1/models.")
-    api_key: str | None = option(None, "The server's. SPECDEC_VERIFY_API_KEY hides it from the list of processes.")
     at_once: int = option(8, "Requests that are open together.")
-    timeout: float = option(300.0, "Seconds that one answer may take.")
     margin: float = option(
         0.0, "How far below the best logit a greedy token may be; more only for a server of another dtype."
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_counts(1, at_once=self.at_once)
-        for name in ("timeout", "margin"):
-            if not 0 <= getattr(self, name) < math.inf:
-                refuse(option_name(name), getattr(self, name), "a finite number >= 0")
-        if self.url is None:
-            for name in ("reference", "model", "api_key"):
-                if getattr(self, name) is not None:
-                    refuse(option_name(name), "it without --url", "it with --url")
+        if not 0 <= self.margin < math.inf:
+            refuse("--margin", self.margin, "a finite number >= 0")
+        if self.url is None and self.reference is not None:
+            refuse("--reference", "it without --url", "it with --url")
 
     def models(self, at: models.ModelOptions) -> models.ModelOptions:
         """Those of the reference."""

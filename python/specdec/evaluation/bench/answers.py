@@ -20,12 +20,21 @@ DEFAULT_SUITE = "spec-bench"  # of files that do not say it, as its own do not
 
 @dataclass(frozen=True)
 class Choice:
-    """One time that a question was answered, turn by turn; ``accept_lengths`` are the tokens of every step."""
+    """One time that a question was answered, turn by turn; ``accept_lengths`` are the tokens of every step. Where
+    nobody tells those, as for a server's answer, there may still be ``decoding_steps``, by turn."""
 
     turns: tuple[str, ...]
     new_tokens: tuple[int, ...]
     wall_time: tuple[float, ...]  # seconds
     accept_lengths: tuple[int, ...]
+    decoding_steps: tuple[int, ...] = ()
+
+    @property
+    def counted(self) -> tuple[int, int]:
+        """Tokens and the steps that emitted them; (0, 0) where nobody tells steps."""
+        if self.accept_lengths or not self.decoding_steps:
+            return sum(self.accept_lengths), len(self.accept_lengths)
+        return sum(self.new_tokens), sum(self.decoding_steps)
 
     @property
     def speed(self) -> float:
@@ -128,7 +137,7 @@ def read_answers(lines: Sequence[Mapping[str, Any]], name: str, where: str) -> A
 
 
 def _choice(given: Mapping[str, Any]) -> Choice:
-    return Choice(*(tuple(given[name]) for name in _LISTS))
+    return Choice(*(tuple(given.get(name, ())) for name in (*_LISTS, _STEPS)))
 
 
 _Kinds = tuple[type, ...]
@@ -139,6 +148,7 @@ _LISTS: dict[str, _Kinds] = {
     "wall_time": (int, float),
     "accept_lengths": (int,),
 }
+_STEPS = "decoding_steps"  # need not be there
 
 
 def _check(line: Any, where: str) -> None:
@@ -152,8 +162,8 @@ def _check(line: Any, where: str) -> None:
         refuse("results", f"suite {shown(suite)} in {where}", ", ".join(SUITES))
     for choice in line["choices"] or [None]:
         given = choice if isinstance(choice, Mapping) else {}
-        for key, kind in _LISTS.items():
-            values = given.get(key)
+        for key, kind in {**_LISTS, _STEPS: (int,)}.items():
+            values = given.get(key, [] if key == _STEPS else None)
             if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):
                 refuse("results", f"{key} {shown(values)} of a choice in {where}", allowed)
         if not sum(given["wall_time"]) > 0:

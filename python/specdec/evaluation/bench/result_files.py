@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -16,7 +15,7 @@ from ...models.exchanged.packed_weights import num_parameters
 from ..theory import expected_speedup, expected_tau
 from .grid import PLAIN, TRANSFORMERS, BenchCell, Grid
 from .suite_table import suite_results
-from .verdicts import quartiles, ratios, summary, verdict
+from .verdicts import quartiles, ratios, summary, tail, verdict
 
 FORMAT = "specdec bench 1"
 
@@ -75,9 +74,9 @@ def _cell(
         **cell.to_dict(),
         "rounds": [{name: value for name, value in r.items() if name != "talks"} for r in rounds],
         "tokens_per_second": {**_spread(own), "min": min(own), "max": max(own)},
-        "time_to_first_token": _tail(first),
+        "time_to_first_token": tail(first),
         "time_per_output_token": _spread(per_token) if per_token else None,
-        "inter_token": _tail(gaps),
+        "inter_token": tail(gaps),
         "acceptance_rate": _ratio(rounds, "accepted", "drafted"),
         "alpha": _ratio(rounds, "accepted", "tested"),
         "tau": _ratio(rounds, "tokens", "steps"),
@@ -97,12 +96,6 @@ def _spread(values: Sequence[float]) -> dict:
 
 def _joined(rounds: Sequence[Mapping], name: str) -> list[float]:
     return [value for r in rounds for value in r[name]]
-
-
-def _tail(values: Sequence[float]) -> dict | None:
-    if not values:
-        return None
-    return {"median": statistics.median(values), "p99": sorted(values)[math.ceil(0.99 * len(values)) - 1]}
 
 
 def _total(rounds: Sequence[Mapping], name: str) -> int | None:

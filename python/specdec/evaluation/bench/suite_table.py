@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...checks import refuse, shown
-from .answers import Answers, answer_lines, read_answers
+from .answers import Answers, Choice, answer_lines, read_answers
 from .grid import PLAIN, TRANSFORMERS, BenchCell, Grid
 from .suites import OVERALL, SUITES
 from .verdicts import ratios, summary
@@ -39,7 +39,7 @@ def table(methods: Sequence[Answers], baselines: Mapping[str, Answers], texts: A
     for group in suite.groups(categories.values()):
         ids = [key for key, category in categories.items() if group in (OVERALL, suite.group(category))]
         for method in methods:
-            steps = [[n for choice in method.choices[key] for n in choice.accept_lengths] for key in ids]
+            steps = [_steps(method.choices[key]) for key in ids]
             speeds = _speeds(method, ids)
             rows.append(
                 {
@@ -53,6 +53,12 @@ def table(methods: Sequence[Answers], baselines: Mapping[str, Answers], texts: A
                 }
             )
     return rows
+
+
+def _steps(choices: Sequence[Choice]) -> tuple[int, int]:
+    """Tokens and steps of a question in all rounds."""
+    counted = [choice.counted for choice in choices]
+    return sum(tokens for tokens, _ in counted), sum(steps for _, steps in counted)
 
 
 def _speeds(answers: Answers, ids: Sequence[str | int]) -> list[float]:

@@ -38,18 +38,18 @@ class Suite:
         there = dict.fromkeys(self.group(category) for category in categories)
         return [*(name for name in self.first if name in there), *(n for n in there if n not in self.first), OVERALL]
 
-    def mean_accepted(self, questions: Sequence[Sequence[int]]) -> float | None:
+    def mean_accepted(self, questions: Sequence[tuple[int, int]]) -> float | None:
         """The mean of the tokens that a step emitted, which is our tau. None: there was no step.
 
         Args:
-            questions: of each question the tokens of its steps.
+            questions: of each question its tokens and its steps.
         """
-        counted = [steps for steps in questions if steps]
+        counted = [(tokens, steps) for tokens, steps in questions if steps]
+        if not counted:
+            return None
         if self.by_question:
-            values = [sum(steps) / len(steps) for steps in counted]
-        else:
-            values = [float(tokens) for steps in counted for tokens in steps]
-        return sum(values) / len(values) if values else None
+            return sum(tokens / steps for tokens, steps in counted) / len(counted)
+        return sum(tokens for tokens, _ in counted) / sum(steps for _, steps in counted)
 
 
 SUITES = {

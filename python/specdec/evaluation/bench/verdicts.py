@@ -43,6 +43,13 @@ def summary(values: Sequence[float]) -> dict:
     return {"median": statistics.median(values), "quartiles": quartiles(values), "interval": list(interval(values))}
 
 
+def tail(values: Sequence[float]) -> dict | None:
+    """Median and the 99th percentile, for JSON; None: there is no value."""
+    if not values:
+        return None
+    return {"median": statistics.median(values), "p99": sorted(values)[math.ceil(0.99 * len(values)) - 1]}
+
+
 def quartiles(values: Sequence[float]) -> list[float]:
     if len(values) == 1:
         return [values[0], values[0]]

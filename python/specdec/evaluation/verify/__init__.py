@@ -16,11 +16,12 @@ from ...decoder import SpeculativeDecoder
 from ...drafters.protocol import Drafter
 from ..compare import environment
 from ..contenders import Prompt
+from ..server_connection import ServerError
 from ..work_counter import Tell, Work, silent
 from .chi_square import check_scipy
 from .distributions import DistributionCheck, DistributionResult, DistributionTest
 from .server_check import SAMPLED_TOKENS, ServerVerification, verify_server
-from .server_client import ServerClient, ServerError
+from .server_client import ServerClient
 from .text_check import TextCheck, TextResult
 from .verify_settings import Cell, VerifySettings, cells
 

@@ -19,10 +19,11 @@ from ...prompts import read_eos
 from ..compare import environment
 from ..contenders import Prompt
 from ..near_ties import Difference, Judge
+from ..server_connection import ServerError
 from ..work_counter import Tell, Work, silent
 from .chi_square import check_scipy
 from .distributions import LEAST, DistributionTest, all_tests, scenes
-from .server_client import TOKEN_IDS, ReadBy, ServerClient, ServerError, TokenReader
+from .server_client import TOKEN_IDS, ReadBy, ServerClient, TokenReader
 from .verify_settings import VerifySettings
 
 SAMPLED_TOKENS = 8  # a server's first token is not drafted, and K is often 4 or 5

@@ -3,23 +3,19 @@ which tokens these are made of."""
 
 from __future__ import annotations
 
-import json
 import re
 import time
-import urllib.error
-import urllib.request
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from http.client import HTTPException
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from ...checks import one_line, refuse
+from ...checks import one_line
 from ...serving.server.token_names import TokenBytes, TokenNames
+from ..server_connection import ServerConnection, ServerError
 
 # Fields by which servers weaken or filter tokens when a request says nothing, with values that ask for nothing (of
 # several, the first one that is taken); then those that keep a text going, and those that tell its tokens.
@@ -38,14 +34,6 @@ BUSY = (408, 429, 502, 503, 504)
 TRIES = 4
 
 
-class ServerError(ValueError):
-    """A request was not answered. ``status`` is None where there was no answer at all."""
-
-    def __init__(self, url: str, what: str, status: int | None = None):
-        super().__init__(f"url: {url}: {what}")
-        self.status = status
-
-
 @dataclass(frozen=True)
 class Answer:
     """One text of a server."""
@@ -58,25 +46,12 @@ class Answer:
     tokens: int | None
 
 
-class ServerClient:
-    """
-    Args:
-        url: of the server, with or without ``/v1``.
-        key: for the header Authorization; None: none is sent.
-        model: its name; None: the first one that ``/v1/models`` lists.
-        timeout: seconds that one answer may take.
-
-    Raises:
-        ValueError: names ``url``: it is no http address.
-        ServerError: nothing answers there, or it does not complete texts.
-    """
+class ServerClient(ServerConnection):
+    """A server that completes texts. The arguments are those of
+    :class:`~specdec.evaluation.server_connection.ServerConnection`."""
 
     def __init__(self, url: str, key: str | None = None, model: str | None = None, timeout: float = 300.0):
-        if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
-            refuse("url", repr(url), "the address of a server, such as http://127.0.0.1:8000")
-        self.url = url.rstrip("/").removesuffix("/v1") + "/v1"
-        self._key, self._timeout = key, timeout
-        self.model = model or self._first_model()
+        super().__init__(url, key, model, timeout)
         self.fields: dict[str, Any] = {}  # optional ones that the server takes
         self.refused: list[str] = []
         self.takes_ids, self._ignores_end = True, False
@@ -149,7 +124,7 @@ class ServerClient:
         return {"model": self.model, **own, **self.fields}
 
     def _once(self, body: dict[str, Any]) -> Answer:
-        told = self._ask("/completions", body)
+        told = self.ask("/completions", body)
         try:
             choice, usage = told["choices"][0], told.get("usage") or {}
             ids, log_probs = choice.get("token_ids") or choice.get("tokens"), choice.get("logprobs") or {}
@@ -164,29 +139,6 @@ class ServerClient:
             )
         except (AttributeError, IndexError, KeyError, TypeError, ValueError):
             raise ServerError(self.url, f"answers what is no completion: {one_line(told, 100)}") from None
-
-    def _first_model(self) -> str:
-        try:
-            return str(self._ask("/models")["data"][0]["id"])
-        except (IndexError, KeyError, TypeError):
-            raise ServerError(self.url, "lists no model; name one (--model)") from None
-
-    def _ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
-        headers = {"Content-Type": "application/json"}
-        if self._key is not None:
-            headers["Authorization"] = f"Bearer {self._key}"
-        data = None if body is None else json.dumps(body).encode()
-        asked = urllib.request.Request(self.url + path, data, headers)
-        try:
-            with urllib.request.urlopen(asked, timeout=self._timeout) as answer:
-                return json.loads(answer.read())
-        except urllib.error.HTTPError as error:
-            said = one_line(error.read().decode(errors="replace"), 200)
-            raise ServerError(self.url, f"answers {error.code} to {path}: {said}", error.code) from None
-        except TimeoutError:
-            raise ServerError(self.url, f"has not answered {path} for {self._timeout:g} s") from None
-        except (OSError, HTTPException, ValueError) as error:  # refused, reset, cut off, or no JSON
-            raise ServerError(self.url, f"{type(error).__name__}: {one_line(error)}") from None
 
 
 ReadBy = Literal["ids", "logprobs", "text"]
