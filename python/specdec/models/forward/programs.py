@@ -92,7 +92,7 @@ class _Made(NamedTuple):
 
     number: int
     memory: int
-    count: int  # of numbers that its memory has room for
+    room: int  # of its memory, for so many numbers
     dtype: torch.dtype
     layout: tuple[Sequence[int], Sequence[int], int | torch.SymInt]  # shape, strides, offset
 
@@ -181,7 +181,7 @@ class Programs:
 
         def place(x: _Made) -> torch.Tensor:
             if x.memory not in blocks:
-                blocks[x.memory] = memory.take(x.dtype, x.count)
+                blocks[x.memory] = memory.take(x.dtype, x.room)
             values[x.number] = blocks[x.memory].as_strided(*x.layout)
             return values[x.number]
 
