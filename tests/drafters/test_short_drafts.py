@@ -10,6 +10,7 @@ import torch
 from specdec import AdaptiveDrafts, Request, Scheduler, SpeculativeDecoder
 from specdec.drafters.model import ModelDraftSession, model_drafter
 from specdec.drafters.predicted import PredictedDrafter
+from specdec.models.cache import kept_cache
 from specdec.models.supported import cached_model
 from support.models import generate, tiny_model, toy_model, tunable_pair
 from support.texts import check_text_distribution
@@ -80,6 +81,7 @@ def test_its_cache_has_no_slots_past_its_end(tree, monkeypatch):
         made.append(self.cache.capacity)
 
     monkeypatch.setattr(ModelDraftSession, "__init__", noted)
+    monkeypatch.setattr(kept_cache, "ROOMY", 0)
     target, draft = tunable_pair(0.1)
     draft = shortened(draft)
     nodes = 0 if tree is None else 8  # which it looks at to find six

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from specdec import SpeculativeDecoder
 from specdec.models.exchanged import linear as module
+from specdec.models.exchanged.beside import Beside
 from specdec.models.exchanged.linear import NativeLinear, with_native_linear
 from support.model_types import model_of
 from support.models import tunable_pair
@@ -147,7 +150,25 @@ def test_layers_beside_each_other_are_computed_together(model, monkeypatch):
             assert torch.equal(getattr(attention, name)(x), getattr(plain, name)(x)), name
         for name in ("q_proj", "k_proj", "v_proj"):
             getattr(attention, name)(b)
-    assert vars(attention.q_proj)["beside"]._x is None
+    assert not vars(attention.q_proj)["beside"]._open
+
+
+def test_texts_on_two_threads_do_not_take_each_others_results():
+    """Whenever one of them is interrupted, which here is after nearly every operation of Python."""
+    layers = [nn.Linear(1, 1) for _ in range(2)]
+    beside = Beside(layers, lambda x: (x + 1, x + 2))
+
+    def work(x: torch.Tensor) -> int:
+        return sum(int(beside.take(layer, x)) == int(x) + i for _ in range(1000) for i, layer in enumerate(layers, 1))
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-7)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            found = [*threads.map(work, torch.arange(0, 400, 100))]
+    finally:
+        sys.setswitchinterval(interval)
+    assert found == [2000] * 4 and not beside._open
 
 
 def test_layers_of_other_inputs_are_not_joined():

@@ -85,7 +85,7 @@ def test_every_type_computes_the_same(case):
     torch.testing.assert_close(logits(fast), expected, rtol=1e-4, atol=1e-5)
     groups = [b for b in all_beside(fast) if not any(b.layers[0] is m for m in sights(fast))]
     assert count == len(groups) and (count > 0) == (case not in NOT_BESIDE)
-    assert not any(beside._results for beside in groups)
+    assert not any(beside._open for beside in groups)
 
 
 def sights(model: nn.Module) -> list[nn.Module]:

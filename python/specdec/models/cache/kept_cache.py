@@ -37,10 +37,13 @@ class KeptCache:
     def take(self, batch_size: int, capacity: int, slots: Sequence[LayerSlot]) -> StaticKVCache | None:
         """Returns the cache that is kept, with lengths of 0 and at least so many slots; None: there is none like that,
         and none is kept any longer."""
-        kept, self._kept = self._kept, []
-        for cache in kept:
-            fits = cache.rows == batch_size and capacity <= cache.capacity <= _MOST_SLOTS * capacity
-            if fits and cache.slots() == tuple(slots):
-                cache.restart()
-                return cache
-        return None
+        try:
+            cache = self._kept.pop()  # in one go, as texts may be decoded on several threads
+        except IndexError:
+            return None
+        if not (cache.rows == batch_size and capacity <= cache.capacity <= _MOST_SLOTS * capacity):
+            return None
+        if cache.slots() != tuple(slots):
+            return None
+        cache.restart()
+        return cache

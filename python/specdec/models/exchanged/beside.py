@@ -3,8 +3,8 @@ call can compute all of them in one operation."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import cast
 
 import torch
 from torch import nn
@@ -22,19 +22,22 @@ class Beside:
     """
 
     def __init__(self, layers: Sequence[nn.Linear], compute: Callable[[torch.Tensor], Sequence[torch.Tensor]]):
-        self.layers, self.compute, self._x = [*layers], compute, cast(torch.Tensor | None, None)
-        self._results: dict[int, torch.Tensor] = {}
+        self.layers, self.compute = [*layers], compute
+        # By thread, since each has a text of its own: what was multiplied, and what is not taken yet.
+        self._open: dict[int, tuple[torch.Tensor, dict[int, torch.Tensor]]] = {}
         for layer in layers:
             vars(layer)["beside"] = self
 
     def take(self, layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
         """Returns what ``layer`` computes of ``x``."""
-        if x is not self._x or id(layer) not in self._results:
-            found = self.compute(x)
-            self._x, self._results = x, {id(own): y for own, y in zip(self.layers, found, strict=True)}
-        y = self._results.pop(id(layer))
-        if not self._results:  # nothing is kept from step to step
-            self._x = None
+        thread = threading.get_ident()
+        known, results = self._open.get(thread, (None, {}))
+        if x is not known or id(layer) not in results:
+            results = {id(own): y for own, y in zip(self.layers, self.compute(x), strict=True)}
+            self._open[thread] = x, results
+        y = results.pop(id(layer))
+        if not results:  # nothing is kept from step to step
+            del self._open[thread]
         return y
 
 
