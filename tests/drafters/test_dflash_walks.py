@@ -7,7 +7,11 @@ import functools
 
 import pytest
 import torch
+import typer
 from specdec import Request, Scheduler, SpeculativeDecoder, load_head
+from specdec.cli.drafters import make_drafter
+from specdec.cli.drafting import GenerateDrafts
+from specdec.cli.models import ModelOptions
 from specdec.drafters.heads.drafter import HeadDraftSession
 from support.heads import V, predictable_target, random_head, write
 from support.models import toy_model
@@ -142,3 +146,13 @@ def test_a_confidence_that_means_nothing_is_refused(kind, confidence, tmp_path):
         ValueError, match=rf"^confidence: got {confidence} with a head of the format '{kind}', allowed: a"
     ):
         load_head(write(tmp_path, config, tensors), predictable_target(), check=False, confidence=confidence)
+
+
+@pytest.mark.filterwarnings("ignore:.*rarely accepted:RuntimeWarning")
+def test_the_command_line_takes_a_heads_confidence(tmp_path):
+    """Where the folder has such a head. What is no folder, and no model, is refused before anything is loaded."""
+    options = GenerateDrafts(drafter=str(write(tmp_path, *random_head("dspark"))), confidence=0.5)
+    options.check(ModelOptions(target="target"))
+    assert make_drafter(options.drafter, predictable_target(), confidence=0.5).confidence == 0.5
+    with pytest.raises(typer.BadParameter, match="^got 0.5 with --drafter suffix, allowed: 0, --drafter model, or the"):
+        GenerateDrafts(drafter="suffix", confidence=0.5).check(ModelOptions(target="target"))

@@ -81,7 +81,8 @@ def make_drafter(
         tokenizer: of the target. "universal" needs it and ``draft_tokenizer``, and so does a "model" whose vocabulary
             has another size than the target's, because each of the two pads the tokenizer's vocabulary.
         memory: of earlier outputs, for "suffix"; None: it has none.
-        confidence, draft_window: for "model", as in ``SpeculativeDecoder``.
+        confidence, draft_window: for "model", as in ``SpeculativeDecoder``; ``confidence`` also for a head that says
+            how sure it is (``load_head``).
 
     Raises:
         ValueError: names the argument, what was given and what is allowed.
@@ -147,16 +148,18 @@ def make_drafter(
 
             return load_embedded_head(kind, target)
         case folder if is_head(folder):
-            return _load_head(folder, target, tokenizer)
+            return _load_head(folder, target, tokenizer, confidence)
     refuse("drafter", repr(name), CHOICES)
 
 
-def _load_head(folder: str, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> Drafter:
+def _load_head(
+    folder: str, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, confidence: float
+) -> Drafter:
     """Raises what ``load_head`` raises, as an error of ``drafter``."""
     from ..drafters.heads import load_head
 
     try:
-        return load_head(folder, target, tokenizer=tokenizer)
+        return load_head(folder, target, tokenizer=tokenizer, confidence=confidence)
     except OSError as error:
         raise OSError(f"drafter: {str(error).removeprefix('path: ')}") from error
     except ValueError as error:

@@ -17,6 +17,7 @@ from .drafters import (
     TREE_DRAFTS,
     TREE_NODES,
     is_drafter,
+    is_head,
     nodes_of,
     parts_of,
 )
@@ -92,7 +93,9 @@ class GenerateDrafts(DraftOptions):
     """Drafting"""
 
     confidence: float = option(
-        0.0, "After a token that the draft model finds less likely than this, no more are drafted."
+        0.0,
+        "After a token that the draft model finds less likely than this, no more are drafted; and none that a DSpark "
+        "head with a confidence head finds less likely to be accepted.",
     )
     draft_window: int | None = option(
         None,
@@ -105,8 +108,9 @@ class GenerateDrafts(DraftOptions):
         super().check(models)
         if not 0 <= self.confidence < 1:
             refuse("--confidence", self.confidence, "a number from 0 (off) to below 1")
-        if self.confidence and parts_of(self.drafter)[-1] != "model":
-            refuse("--confidence", f"{self.confidence} with --drafter {self.drafter}", "0, or --drafter model")
+        if self.confidence and (last := parts_of(self.drafter)[-1]) != "model" and not is_head(last):
+            allowed = "0, --drafter model, or the folder of a DSpark head"
+            refuse("--confidence", f"{self.confidence} with --drafter {self.drafter}", allowed)
         check_counts(2, draft_window=self.draft_window)
         if self.draft_window is not None and (parts_of(self.drafter)[-1] != "model" or self.tree is not None):
             given = self.drafter if self.tree is None else f"{self.drafter} --tree {self.tree}"
