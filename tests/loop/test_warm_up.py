@@ -6,6 +6,7 @@ import copy
 
 import pytest
 from specdec import AdaptiveDrafts, EarlyExitDrafter, Request, Scheduler, SpeculativeDecoder, SuffixDrafter
+from specdec.loop import warm_up
 from support.models import prompts, tiny_model
 
 NEW = {"max_new_tokens": 40, "eos_token_id": []}
@@ -64,3 +65,10 @@ def test_what_cannot_be_recorded_once_for_all_is_no_error(model):
     expected = decoder.generate([repeated(3)], **NEW).tokens
     decoder.warm_up()
     assert decoder.generate([repeated(3)], **NEW).tokens == expected
+
+
+def test_large_models_are_left_alone(monkeypatch):
+    monkeypatch.setattr(warm_up, "LONG", 0.0)
+    decoder = SpeculativeDecoder(tiny_model())
+    decoder.warm_up()
+    assert decoder.target.forwards.recordings.first_runs == 1 and decoder.costs_of(1) is None

@@ -11,11 +11,14 @@ from .batch import Batch
 from .draft_length import StepOutcome
 from .step_times import SEEN
 
+LONG = 1.0  # seconds of a first forward, beside which what its recording takes is little
+
 
 def warm_up(batch: Batch) -> None:
     """Prepares the target's forwards of a batch, for one row if steps may have fewer rows than the batch, for each
     number of drafts that a chain may have. Where drafts are copied, so that a step takes the time of the target's
-    forward, they are timed, too. Fed is padding, which changes nothing that a sequence sees."""
+    forward, they are timed, too. Fed is padding, which changes nothing that a sequence sees. Large models, whose steps
+    take longer than anything around them, are left alone."""
     config, cache = batch.config, batch.state.target_cache
     target, lengths, rows = config.target, config.num_drafts, 1 if batch.planner.varies_rows else config.size
     copies = config.drafter is not None and config.drafter.copying and not config.nodes
@@ -25,7 +28,8 @@ def warm_up(batch: Batch) -> None:
             tokens = torch.zeros(rows, k + 1, dtype=torch.int64, device=target.device)
             cache.lengths = tokens.new_zeros(rows)
             layout = target.layout(tokens, tokens + cache.trash, visible_slots(k + 1, cache.capacity))
-            if not target.forwards.prepare(tokens, cache, layout):
+            began = time.perf_counter()
+            if not target.forwards.prepare(tokens, cache, layout) or time.perf_counter() - began > LONG:
                 break
             for _ in range(SEEN + 2 if copies else 0):
                 began = time.perf_counter()
