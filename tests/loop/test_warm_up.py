@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 from specdec import AdaptiveDrafts, EarlyExitDrafter, Request, Scheduler, SpeculativeDecoder, SuffixDrafter
@@ -10,6 +11,11 @@ from specdec.loop import warm_up
 from support.models import prompts, tiny_model
 
 NEW = {"max_new_tokens": 40, "eos_token_id": []}
+
+
+@pytest.fixture(autouse=True)
+def _no_clock(monkeypatch):
+    monkeypatch.setattr(warm_up, "LONG", math.inf)
 
 
 def repeated(seed: int) -> list[int]:
