@@ -73,6 +73,13 @@ def test_what_cannot_be_recorded_once_for_all_is_no_error(model):
     assert decoder.generate([repeated(3)], **NEW).tokens == expected
 
 
+def test_nothing_is_recorded_for_trees():
+    target = tiny_model()
+    decoder = SpeculativeDecoder(target, SuffixDrafter(), 3, tree=6)
+    decoder.warm_up()
+    assert decoder.nodes == 6 and decoder.target.forwards.recordings.first_runs == 0
+
+
 def test_large_models_are_left_alone(monkeypatch):
     monkeypatch.setattr(warm_up, "LONG", 0.0)
     decoder = SpeculativeDecoder(tiny_model())

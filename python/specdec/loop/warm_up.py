@@ -21,10 +21,10 @@ def warm_up(batch: Batch) -> None:
     take longer than anything around them, are left alone."""
     config, cache = batch.config, batch.state.target_cache
     target, lengths, rows = config.target, config.num_drafts, 1 if batch.planner.varies_rows else config.size
-    copies = config.drafter is not None and config.drafter.copying and not config.nodes
+    copies = config.drafter is not None and config.drafter.copying
     stored = cache.lengths
     with torch.inference_mode():
-        for k in lengths.widths:
+        for k in () if config.nodes else lengths.widths:  # trees have shapes of their own
             tokens = torch.zeros(rows, k + 1, dtype=torch.int64, device=target.device)
             cache.lengths = tokens.new_zeros(rows)
             layout = target.layout(tokens, tokens + cache.trash, visible_slots(k + 1, cache.capacity))
