@@ -174,7 +174,7 @@ def test_make_drafter(pair):
         ),
         (("-k", "many"), "--num-drafts: got many, allowed: an integer >= 0, or auto"),
         (("--confidence", 1), "--confidence: got 1.0, allowed: a number from 0 (off) to below 1"),
-        (("--confidence", 0.5, "--drafter", "suffix"), "--confidence: got 0.5 with --drafter suffix, allowed: 0, --drafter"),
+        (("--confidence", 0.5, "--drafter", "suffix"), "--confidence: got 0.5 with --drafter suffix, allowed: 0, --d"),
         (("--draft-window", 1), "--draft-window: got 1, allowed: an integer >= 2"),
         (
             ("--draft-window", 9, "--drafter", "suffix"),
