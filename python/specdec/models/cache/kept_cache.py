@@ -23,7 +23,7 @@ def with_room(tokens: int, token_bytes: int) -> int:
 
 class KeptCache:
     """At most one cache of a model. It is for models whose attention reads only the slots that were filled: the texts
-    are then the same over any cache with slots enough, whatever it held before."""
+    are then the same over any cache with slots enough, whatever it held before. None of their layers has a state."""
 
     def __init__(self) -> None:
         self._kept: list[StaticKVCache] = []
@@ -31,7 +31,7 @@ class KeptCache:
     def give(self, cache: StaticKVCache) -> None:
         """Keeps a cache that nobody uses any more, unless it is large, or has more than keys and values."""
         size = sum(states.nbytes for states in cache.storage())
-        if size <= LARGEST and not cache.recurrent and cache.features is None:
+        if size <= LARGEST and cache.features is None:
             self._kept = [cache]
 
     def take(self, batch_size: int, capacity: int, slots: Sequence[LayerSlot]) -> StaticKVCache | None:
@@ -41,9 +41,8 @@ class KeptCache:
             cache = self._kept.pop()  # in one go, as texts may be decoded on several threads
         except IndexError:
             return None
-        if not (cache.rows == batch_size and capacity <= cache.capacity <= _MOST_SLOTS * capacity):
-            return None
-        if cache.slots() != tuple(slots):
+        fits = cache.rows == batch_size and capacity <= cache.capacity <= _MOST_SLOTS * capacity
+        if not fits or cache.slots() != tuple(slots):
             return None
         cache.restart()
         return cache

@@ -139,14 +139,14 @@ class CachedModel:
 
     def with_room(self, rows: int, tokens: int) -> int:
         """Returns for how many tokens the rows of a cache should have room if ``tokens`` are needed."""
-        if not (self._keeps and rows) or self.recurrent:
+        if not (self._keeps and rows):
             return tokens
         roomy = with_room(tokens, rows * self.slot_bytes())
         return max(tokens, roomy if self.max_length is None else min(roomy, self.max_length))
 
     @property
     def _keeps(self) -> bool:
-        return self.reads_only_filled and self.forwards.is_recorded
+        return self.reads_only_filled and self.forwards.is_recorded and not self.recurrent
 
     def _cache(self, batch_size: int, capacity: int, dtype: torch.dtype | None, window: int) -> StaticKVCache:
         own = self.config, batch_size, capacity, self.device, self.attention.append_new

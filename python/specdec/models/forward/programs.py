@@ -82,9 +82,10 @@ class _Arguments:
         count = len(parts) - len(self._names)
         return parts[:count], dict(zip(self._names, parts[count:], strict=True))
 
-    def fit(self, values: Mapping[int, torch.Tensor]) -> bool:
-        """Whether these have the shapes that were recorded: what PyTorch returns then has the shape that it had."""
-        return all(values[number].shape == shape for _, _, number, shape in self.holes)
+    def check(self, operation: Any, values: Mapping[int, torch.Tensor]) -> None:
+        """What PyTorch returns has the shape that it had if these have the shapes that were recorded."""
+        if any(values[number].shape != shape for _, _, number, shape in self.holes):
+            raise NotImplementedError(f"{operation} is given other shapes over this cache")
 
 
 class _Made(NamedTuple):
@@ -203,16 +204,15 @@ class Programs:
                     runs.append(program.run)
                 program.keep(operation, args, kwargs, results=[place(x) for x in made.values()])
             else:
-                if made and not arguments.fit(values):
-                    raise NotImplementedError(f"{operation} is given other shapes over this cache")
+                if made:
+                    arguments.check(operation, values)
                 program = None
                 results = {n: place(x) for n, x in made.items()}
                 runs.append(functools.partial(_copied, operation._op, args, kwargs, results))
             for ended in last:
                 if ended in blocks:
                     memory.give(blocks.pop(ended))
-        if not self._head.arguments.fit(values):
-            raise NotImplementedError(f"{self._head.operation} is given other shapes over this cache")
+        self._head.arguments.check(self._head.operation, values)
         args, kwargs = self._head.arguments.filled(values)
         head, index, layout = self._head.operation._op, self._index, self._layout
 
