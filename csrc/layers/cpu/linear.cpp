@@ -20,7 +20,7 @@ constexpr int64_t kTileRows = 6;      // at most: their sums with two outputs fi
 constexpr int64_t kMostInputs = 640;  // of a part of the weights that stays, with a tile's x, in the nearest cache
 constexpr int64_t kGrainProducts = 64 * 1024;  // are worth a thread
 constexpr int kInOrder = -1;                   // weights are read ahead in the order of memory,
-constexpr int64_t kDistance = 4096;            // so many bytes
+constexpr int64_t kDistance = 16 * 1024;       // so many bytes
 
 // Some of a layer's inputs, from `first` on. `before` is where the sums of those before are, and `after` where those
 // of these go: null for the first ones, or the last ones. `ahead` are weights that are needed next.
@@ -97,10 +97,8 @@ SPECDEC_BODY void few_rows(const LinearParams& params, int64_t begin, int64_t en
   Inputs all = {0, params.inputs, nullptr, nullptr, nullptr};
   int64_t output = begin;
   for (; output + kOutputs <= end; output += kOutputs) {
-    // Measured: floats come as fast as memory can row by row, and narrow weights only in their order.
-    constexpr bool kNarrow = sizeof(Weight) < sizeof(float);
-    all.ahead = params.weight + output * bytes + (kNarrow ? kDistance : kOutputs * bytes);
-    tile<kWidth, kRows, kOutputs, kNarrow ? kInOrder : kOutputs, Weight>(params, 0, output, all);
+    all.ahead = params.weight + output * bytes + kDistance;
+    tile<kWidth, kRows, kOutputs, kInOrder, Weight>(params, 0, output, all);
   }
   for (; output < end; ++output) tile<kWidth, kRows, 1, 0, Weight>(params, 0, output, all);
 }
@@ -158,7 +156,7 @@ SPECDEC_BODY void range(const LinearParams& params, int64_t begin, int64_t end) 
     case 0:
       return;
     case 1:
-      return few_rows<kWidth, 1, 4, Weight>(params, begin, end);
+      return few_rows<kWidth, 1, 2, Weight>(params, begin, end);
     case 2:
       return few_rows<kWidth, 2, 4, Weight>(params, begin, end);
     case 3:

@@ -11,7 +11,7 @@ namespace specdec::cpu {
 namespace {
 
 constexpr int64_t kGrainInputs = 16 * 1024;
-constexpr int64_t kAhead = 4096;  // bytes of weights, which are read before they are used
+constexpr int64_t kAhead = 8192;  // bytes of weights, which are read before they are used
 
 struct RoundParams {
   const float* x;
