@@ -12,6 +12,7 @@
 #include "cpu/attend.h"
 #include "cpu/elementwise.h"
 #include "cpu/linear.h"
+#include "cpu/stored_rows.h"
 #include "program.h"
 #include "recurrent_arguments.h"
 
@@ -68,6 +69,32 @@ std::vector<Tensor> linear_op(const Tensor& x, const std::vector<Tensor>& weight
   }
   linear(layers.data(), static_cast<int64_t>(layers.size()));
   return found;
+}
+
+Tensor stored_rows_op(const Tensor& weight, const Tensor& rows, int64_t packing) {
+  const Stored stored = stored_as(weight.scalar_type(), packing);
+  const BlockSize size = block_size(stored);
+  STD_TORCH_CHECK(weight.dim() == 2 && weight.size(1) % (packing == 0 ? 1 : size.bytes) == 0,
+                  "specdec_layers: weight has a wrong shape");
+  const int64_t inputs = packing == 0 ? weight.size(1) : weight.size(1) / size.bytes * size.inputs;
+  check_weight(weight, inputs, stored);
+  STD_TORCH_CHECK(rows.scalar_type() == ScalarType::Long, "specdec_layers: rows has a wrong dtype");
+  const Tensor dense_weight = dense(weight), dense_rows = dense(rows);
+  const auto shape = rows.sizes();
+  std::vector<int64_t> of_result(shape.begin(), shape.end());
+  of_result.push_back(inputs);
+  Tensor y = result_on(weight, of_result, ScalarType::Float);
+  const bool found = stored_rows({
+      .weight = bytes(dense_weight),
+      .stored = stored,
+      .rows = dense_rows.const_data_ptr<int64_t>(),
+      .y = static_cast<float*>(y.mutable_data_ptr()),
+      .size = weight.size(0),
+      .count = rows.numel(),
+      .inputs = inputs,
+  });
+  STD_TORCH_CHECK(found, "specdec_layers: rows has a number that is no row of weight");
+  return y;
 }
 
 Tensor attend_op(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& seen, double scale, double cap,
@@ -258,6 +285,7 @@ void write_rows_op(const Tensor& target, const Tensor& rows, const Tensor& sourc
 
 STABLE_TORCH_LIBRARY_IMPL(specdec_layers, CPU, m) {
   m.impl("linear", SPECDEC_KEEPABLE(linear_op));
+  m.impl("stored_rows", SPECDEC_KEEPABLE(stored_rows_op));
   m.impl("rms_norm", SPECDEC_KEEPABLE(rms_norm_op));
   m.impl("rotate", SPECDEC_KEEPABLE(rotate_op));
   m.impl("rope_angles", SPECDEC_KEEPABLE(rope_angles_op));

@@ -8,9 +8,9 @@ from .attend_api import attend, bytes_beside_caches, has_fused_attention, store_
 from .build import build_info
 from .elementwise_api import add_rms_norm, gated, rms_norm, rope_angles, rotate
 from .int8_rows import pack_int8, unpack_int8
-from .linear_api import add_linear, linear, linears, norm_linear
+from .linear_api import add_linear, linear, linears, norm_linear, stored_rows
 from .ops import MOST_ATTENDING
-from .packing import Packing, dequantise, interleave, quantise, rows_of_blocks
+from .packing import Packing, dequantise, interleave, quantise
 from .program_api import Program, native_form
 from .recurrent_api import DeltaState, Feed, SsdState, conv_window, delta_step, ssd_step
 from .threads import native_threads
@@ -43,8 +43,8 @@ __all__ = [
     "rms_norm",
     "rope_angles",
     "rotate",
-    "rows_of_blocks",
     "ssd_step",
     "store_and_attend",
+    "stored_rows",
     "unpack_int8",
 ]

@@ -59,6 +59,26 @@ def linears(
     return operation("linear", backend, x.device.type)(x, weights, biases, given)
 
 
+def stored_rows(weight: torch.Tensor, rows: torch.Tensor, packing: Packing = Packing.NONE) -> torch.Tensor:
+    """Returns some rows of the numbers that a layer's weights stand for, as an embedding does. Of packed weights they
+    are those of :func:`dequantise`, to the last bit.
+
+    Args:
+        weight: [R, inputs] float32, bfloat16 or float16 on a CPU. With a packing [R, bytes of a row] uint8: GGUF's
+            blocks, interleaved (:func:`interleave`).
+        rows: [...] int64 in [0, R).
+        packing: how a row of ``weight`` stores its inputs; not ``INT8``.
+
+    Returns:
+        [..., inputs] float32.
+
+    Raises:
+        RuntimeError: a tensor has another shape or dtype, or is on another device; a row is none of the weights'; or
+            there is no native code, with what is missing.
+    """
+    return operation("stored_rows", Backend.CPU, weight.device.type)(weight, rows, int(packing))
+
+
 def norm_linear(
     x: torch.Tensor,
     norm_weight: torch.Tensor,

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from .packing import Packing
+
 NAMESPACE = "specdec_layers"
 MOST_ATTENDING = 8  # new tokens of a row that ``store_and_attend`` takes in one launch
 _ALL = ("", "_reference", "_triton")  # native code, and the Python backends
@@ -48,6 +50,12 @@ def _outputs(x: torch.Tensor, count: int) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], count))
 
 
+def _stored_rows(weight: torch.Tensor, rows: torch.Tensor, packing: int) -> torch.Tensor:
+    inputs, size = Packing(packing).block
+    width = weight.shape[1] // size * inputs if size else weight.shape[1]
+    return rows.new_empty((*rows.shape, width), dtype=torch.float32)
+
+
 # x [B, q, inputs], weights [outputs, inputs] each -> [B, q, outputs] each: native code's, on a CPU and a GPU.
 # Or, with a Packing that is not NONE, uint8 [outputs, bytes of a row].
 _define(
@@ -55,6 +63,8 @@ _define(
     "(Tensor x, Tensor[] weights, Tensor?[] biases, int[] packings) -> Tensor[]",
     lambda x, weights, *rest: [_outputs(x, weight.shape[0]) for weight in weights],
 )
+# weight [R, inputs] or, packed, [R, bytes of a row], rows [...] int64 -> [..., inputs].
+_define("stored_rows", "(Tensor weight, Tensor rows, int packing) -> Tensor", _stored_rows)
 # x [B, q, inputs], norm_weight [inputs], weight [outputs, inputs] -> [B, q, outputs]. With a gate, 1 (SiLU) or 2 (GELU
 # by tanh) instead of 0, weight [2 outputs, inputs].
 _define(

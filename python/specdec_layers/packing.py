@@ -121,24 +121,6 @@ def interleave(blocks: torch.Tensor) -> torch.Tensor:
     return torch.cat([tiles.reshape(-1), units[whole:].T.reshape(-1)]).view(torch.uint8).view(blocks.shape)
 
 
-def rows_of_blocks(interleaved: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Returns some rows of what :func:`interleave` was given.
-
-    Args:
-        interleaved: [R, bytes of a row] uint8, contiguous: what it returned.
-        rows: [...] int64 in [0, R).
-
-    Returns:
-        [..., bytes of a row] uint8.
-    """
-    units = interleaved.view(torch.int16)
-    count, width = units.shape
-    first = rows // TILE * TILE
-    beside = (count - first).clamp(max=TILE)  # rows that are interleaved with each other
-    places = (first * width + rows - first)[..., None] + beside[..., None] * torch.arange(width)
-    return units.view(-1)[places].view(torch.uint8)
-
-
 def _inverse(scale: torch.Tensor) -> torch.Tensor:
     return torch.where(scale == 0, 0, 1 / scale)
 

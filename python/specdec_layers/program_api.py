@@ -17,13 +17,13 @@ _keep_results = handle("keep_results")._op
 _KEEPABLE = frozenset(
     handle(name)
     for name in (
-        *("linear", "attend", "rms_norm", "rotate", "rope_angles", "gated", "add", "reshaped"),
+        *("linear", "stored_rows", "attend", "rms_norm", "rotate", "rope_angles", "gated", "add", "reshaped"),
         "write_rows",
         *("conv_window", "delta_step", "ssd_step"),
     )
 )
 _aten = torch.ops.aten
-_WITH_FORMS = frozenset((_aten.reshape.default, _aten.add.Tensor, _aten.index_copy_.default))
+_WITH_FORMS = frozenset((_aten.reshape.default, _aten.add.Tensor, _aten.index_copy_.default, _aten.embedding.default))
 Call = tuple[Any, Sequence[Any], Mapping[str, Any]]  # an operation and its arguments
 
 
@@ -101,7 +101,7 @@ class Program:
 def native_form(called: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
     """Returns a call of an operation of our own that does, to the last bit, what this call of PyTorch's does, or the
     call as it was given. Known are, on a CPU, the sum of two dense float32 tensors of one shape, ``index_copy_`` of
-    whole rows, and a ``reshape`` that copies.
+    whole rows, rows of a float32 ``embedding``, and a ``reshape`` that copies.
 
     Args:
         called: an operation of ``torch.ops``, such as ``torch.ops.aten.add.Tensor``.
@@ -129,6 +129,9 @@ def native_form(called: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
                 same = x.dtype == y.dtype == torch.float32 and x.shape == y.shape
                 if same and rest.get("alpha", 1) == 1:
                     return handle("add"), (x, y), {}
+            case torch.ops.aten.embedding.default, [weight, rows, *_], _:
+                if weight.dtype == torch.float32 and rows.dtype == torch.int64:
+                    return handle("stored_rows"), (weight, rows, 0), {}
             case torch.ops.aten.index_copy_.default, [target, 0, rows, source], _:
                 if target.dim() == source.dim() == 2 and rows.dim() == 1:
                     return handle("write_rows"), (target, rows, source), {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from specdec_layers import Packing, dequantise, interleave, linear, linears, quantise, rows_of_blocks
+from specdec_layers import Packing, dequantise, interleave, linear, linears, quantise, stored_rows
 from specdec_layers.ops import handle
 
 PACKINGS = [packing for packing in Packing if packing.is_of_blocks]
@@ -79,8 +79,31 @@ def test_rows_are_interleaved():
             first, beside, place = (row // 16 * 16, 16, row % 16) if row < last else (last, rows - last, row - last)
             tile = found.flatten()[first * 36 :][: beside * 36].view(18, beside, 2)
             assert torch.equal(tile[:, place].flatten(), blocks[row]), row
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_stored_rows(packing, instruction_set):
+    for rows in (1, 15, 16, 37):
+        blocks = blocks_of(packing, rows, 512)
+        expected, every = dequantise(blocks, packing), torch.arange(rows)
+        assert torch.equal(stored_rows(interleave(blocks), every, packing), expected)
         some = torch.tensor([[rows - 1, 0], [0, rows // 2]])
-        assert torch.equal(rows_of_blocks(found, some), blocks[some])
+        assert torch.equal(stored_rows(interleave(blocks), some, packing), expected[some])
+        for none in (-1, rows):
+            with pytest.raises(RuntimeError, match="rows has a number that is no row of weight"):
+                stored_rows(interleave(blocks), torch.tensor([0, none]), packing)
+    with pytest.raises(RuntimeError, match="wrong shape"):
+        stored_rows(blocks[:, 1:], every, packing)
+    with pytest.raises(RuntimeError, match="rows has a wrong dtype"):
+        stored_rows(interleave(blocks), every.int(), packing)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_stored_rows_of_numbers(dtype):
+    weight, rows = torch.randn(50, 7).to(dtype), torch.tensor([[3, 49, 0]])
+    weight[3, :4] = torch.tensor([torch.inf, -torch.inf, 2.0**-20, 0])
+    assert torch.equal(stored_rows(weight, rows), weight[rows].float())
+    assert stored_rows(weight, rows[:, :0]).shape == (1, 0, 7)
 
 
 def test_inputs_are_rounded(instruction_set):

@@ -23,7 +23,7 @@ from specdec.models.load import loading, plan
 from specdec.models.load.location import Location
 from specdec.models.load.reduced_head import reduce_head
 from specdec.models.load.saved_model import read_saved
-from specdec_layers import Packing, dequantise, interleave, quantise, rows_of_blocks
+from specdec_layers import Packing, interleave, quantise, stored_rows
 from support.model_types import model_of
 from support.models import prompts
 from torch import nn
@@ -33,7 +33,7 @@ CASES = ("llama", "llama, tied", "qwen2", "gemma3_text", "mixtral", "nemotron_h"
 
 
 def numbers_of(module: nn.Module) -> torch.Tensor:
-    return dequantise(rows_of_blocks(module.weight, torch.arange(len(module.weight))), module.packing)
+    return stored_rows(module.weight, torch.arange(len(module.weight)), module.packing)
 
 
 def packed(model: nn.Module, packing: Packing = Packing.Q8_0) -> tuple[nn.Module, nn.Module]:

@@ -19,10 +19,12 @@ struct Lanes {
 };
 
 // The compiler takes these numbers from a register from here on, and not again from memory.
-template <class Vector>
-SPECDEC_BODY void keep_in_register(Vector* numbers) {
+template <class Numbers>
+SPECDEC_BODY void keep_in_register(Numbers* numbers) {
 #if defined(__x86_64__)
   asm("" : "+v"(*numbers));
+#elif defined(__aarch64__)
+  asm("" : "+w"(*numbers));
 #endif
 }
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence, Set
 
 import torch
 
-from .protocol import Copies, Drafts
+from .protocol import Copies, Drafts, Step
 
 
 def copy_from(text: list[int], start: int, count: int) -> list[int]:
@@ -24,18 +24,17 @@ def until_end(proposal: list[int], ends: Set[int]) -> list[int]:
     return proposal[: next((i for i, token in enumerate(proposal, 1) if token in ends), len(proposal))]
 
 
-def copied(copies: Copies, ends: Sequence[Set[int]], device: torch.device) -> Drafts:
+def copied(copies: Copies, ends: Sequence[Set[int]], step: Step) -> Drafts:
     """Returns drafts with a one-hot q, as many columns as the longest proposal has tokens; shorter ones end in -1.
 
     Args:
         copies: of the batch's first rows.
         ends: by row, the end-of-sequence tokens after which a proposal is cut.
     """
+    if not any(copies.tokens):
+        return Drafts.none(step)._replace(copies=copies)
     proposals = [until_end(proposal, ends[row]) for row, proposal in enumerate(copies.tokens)]
-    longest = max(map(len, proposals))
-    rows = [proposal + [-1] * (longest - len(proposal)) for proposal in proposals]
-    tokens = torch.tensor(rows, dtype=torch.int64, device=device)
-    return Drafts(tokens, copies=Copies(proposals, copies.matched))
+    return Drafts.of(proposals, step)._replace(copies=Copies(proposals, copies.matched))
 
 
 class Branches:

@@ -123,7 +123,7 @@ class GuardedSession:
     def _cut(self, drafts: Drafts, step: Step) -> Drafts:
         """Returns the columns that are verified."""
         columns = self._batch.nodes or step.num_drafts
-        if drafts.copies is not None and (count := step.cut(drafts.copies)) is not None:
+        if drafts.copies is not None and drafts.tokens.shape[1] and (count := step.cut(drafts.copies)) is not None:
             columns, drafts = count, drafts.first(count)
         return drafts.widened(columns) if step.fixed_shape else drafts
 

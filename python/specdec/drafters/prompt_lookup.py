@@ -74,7 +74,7 @@ class PromptLookupSession(DraftSession):
             return self._trees(step)
         pairs = enumerate(zip(step.texts, step.allowed, strict=True))
         copies = [self.indexes[row].propose(text, most) if most else ([], 0) for row, (text, most) in pairs]
-        return copied(Copies(*map(list, zip(*copies, strict=True))), self.ends, step.last_two.device)
+        return copied(Copies(*map(list, zip(*copies, strict=True))), self.ends, step)
 
     def _trees(self, step: Step) -> Drafts:
         trees = []

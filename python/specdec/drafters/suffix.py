@@ -204,7 +204,7 @@ class SuffixSession(DraftSession):
             return as_trees(trees, step.last_two.device)
         pairs = enumerate(zip(step.texts, step.allowed, strict=True))
         copies = [self._propose(row, text, most) if most else ([], 0) for row, (text, most) in pairs]
-        return copied(Copies(*map(list, zip(*copies, strict=True))), self.ends, step.last_two.device)
+        return copied(Copies(*map(list, zip(*copies, strict=True))), self.ends, step)
 
     def _reading(self, row: int) -> AbstractContextManager:
         memory = self.memories[row]

@@ -77,6 +77,9 @@ class AcceptRule:
             return self._verify_apart(step, logits, drafts, backend, masks)
         columns, allowed = drafts.tokens.shape[1], step.allowed_on_device
         if tree is None:
+            counting = None  # all columns
+            if columns:
+                counting = allowed if columns >= step.num_drafts else allowed.clamp(max=columns)
             return speculative_step(
                 logits,
                 drafts.tokens,
@@ -84,7 +87,7 @@ class AcceptRule:
                 params=step.sampling,
                 seed=step.seed,
                 position=step.position,
-                num_drafts=allowed if columns >= step.num_drafts else allowed.clamp(max=columns),
+                num_drafts=counting,
                 draft_stats=drafts.stats,
                 d2t=drafts.d2t,
                 rule=self.rule,
@@ -204,8 +207,9 @@ class StepRunner:
         positions, slots = step.positions[:, columns], step.slots[:, columns]
         if tree is not None and counts is not None:
             positions, slots = tree.places(step.lengths, torch.cat((step.live[:, None], counts), 1), cache.trash)
-        # An id outside the vocabulary ends the drafts, but the target must be fed some token.
-        tokens = torch.cat((step.last_two[:, 1:], drafts.tokens.clamp(0, self.target.vocab_size - 1)), 1)
+        tokens = step.last_two[:, 1:]
+        if drafts.tokens.shape[1]:  # an id outside the vocabulary ends them, but the target must be fed some token
+            tokens = torch.cat((tokens, drafts.tokens.clamp(0, self.target.vocab_size - 1)), 1)
         return self.target(tokens, cache, self.target.layout(positions, slots, step.visible, tree))
 
     def log_probs(

@@ -11,7 +11,7 @@ import copy
 from typing import Any, cast
 
 import torch
-from specdec_layers import Packing, dequantise, rows_of_blocks, unpack_int8
+from specdec_layers import Packing, stored_rows, unpack_int8
 from torch import nn
 from torch.nn import functional as F
 
@@ -42,19 +42,24 @@ class StoredEmbedding:
     weight: torch.Tensor
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        rows = self.rows(tokens.flatten())
+        rows, own = self.rows(tokens), super().forward  # type: ignore[misc]
         if rows is None:
-            return super().forward(tokens)  # type: ignore[misc]
+            return own(tokens)
+        if own.__func__ is nn.Embedding.forward and vars(self)["max_norm"] is None:
+            return rows
         few: Any = copy.copy(self)  # its own forward, over a table of these rows
-        few._parameters = {**few._parameters, "weight": rows}
+        few._parameters = {**few._parameters, "weight": rows.view(tokens.numel(), -1)}
         few.padding_idx = None
         return few.forward(torch.arange(tokens.numel(), device=tokens.device).view(tokens.shape))
 
     def rows(self, tokens: torch.Tensor) -> torch.Tensor | None:
-        """Returns the rows [n, width] of the table for tokens [n]; None: the table is of the dtype that it computes
+        """Returns the rows [..., width] of the table for tokens [...]; None: the table is of the dtype that it computes
         in."""
-        narrow = self.weight.dtype in (torch.bfloat16, torch.float16)
-        return F.embedding(tokens, self.weight).float() if narrow else None
+        if self.weight.dtype not in (torch.bfloat16, torch.float16):
+            return None
+        if torch.is_grad_enabled() or self.weight.device.type != "cpu":
+            return F.embedding(tokens, self.weight).float()
+        return stored_rows(self.weight, tokens)
 
 
 class PackedEmbedding(StoredEmbedding):
@@ -66,7 +71,7 @@ class PackedEmbedding(StoredEmbedding):
     def rows(self, tokens: torch.Tensor) -> torch.Tensor | None:
         if self.weight.dtype != torch.uint8:
             return None
-        return dequantise(rows_of_blocks(self.weight, tokens), self.packing).to(self.computes.dtype)
+        return stored_rows(self.weight, tokens, self.packing).to(self.computes.dtype)
 
 
 def pack(module: nn.Linear | nn.Embedding, blocks: torch.Tensor, packing: Packing) -> None:
@@ -122,7 +127,7 @@ def rows_of(module: nn.Linear | nn.Embedding, rows: torch.Tensor) -> torch.Tenso
     if isinstance(module, Int8Linear):
         return rows_of_int8(weight, rows.to(weight.device))
     if isinstance(module, PackedLinear | PackedEmbedding):
-        return dequantise(rows_of_blocks(weight, rows.to(weight.device)), module.packing)
+        return stored_rows(weight, rows.to(weight.device), module.packing)
     return F.embedding(rows.to(weight.device), weight)
 
 
