@@ -115,10 +115,25 @@ def test_tokens_that_were_not_verified_teach():
         chances.learn(4, [5, 6, 7], [5])
     assert chances.of(4) > 0.95 and chances.of(5) == Chances().of(5)
     chances.learn(1, [5, 6], [9, 6])  # which is chance
-    assert chances.of(2) == Chances().of(2) and chances.of(1) < Chances().of(1)
+    assert chances.of(1) / Chances().of(1) < 0.9 < 0.98 < chances.of(2) / Chances().of(2) < 1
     chances.learn(4, [], [5])
     chances.learn(4, [5], [])
     assert chances.of(4) > 0.95
+
+
+def test_a_text_that_repeats_less_lowers_all_chances():
+    """And one that repeats more does not raise what is known by their matching tokens."""
+    chances = Chances()
+    for _ in range(300):
+        chances.learn(4, [5], [5])
+        chances.learn(9, [5], [5])
+    usual = chances.of(4), chances.of(9), chances.of(1)
+    for _ in range(6):
+        chances.learn(4, [5], [6])
+    assert chances.of(9) < 0.6 * usual[1] and chances.of(1) < 0.6 * usual[2]
+    for _ in range(60):
+        chances.learn(9, [5], [5])
+    assert chances.of(9) == pytest.approx(usual[1], rel=0.01) and chances.of(1) == pytest.approx(usual[2], rel=0.01)
 
 
 def test_what_texts_show_is_followed():

@@ -19,25 +19,33 @@ from .step_times import GUESS_WEIGHT
 
 LONGEST = 20  # matching tokens; more are like these
 MEMORY = 0.99  # weight of older tokens in the chance of those with as many matching ones
+LATELY = 0.9  # the same in whether more or fewer were right than by these chances
 TOKEN = 0.12  # of a plain step's time, for each copied token, as far as nothing is timed
 LOOK_AROUND = 32  # choices, after which one step has a neighbouring width, so that its time stays known
 LOOK_AROUND_0 = 128  # the same where nothing is verified, as the neighbour then is dear
 
 
 class Chances:
-    """How likely a copied token is right, by the number of tokens before it that match."""
+    """How likely a copied token is right, by the number of tokens before it that match, and less so while fewer were
+    right than these numbers say: texts differ in how much they repeat."""
 
     def __init__(self) -> None:
         self._tested, self._right = [0.0] * (LONGEST + 1), [0.0] * (LONGEST + 1)
+        self._lately_expected = self._lately_right = GUESS_WEIGHT
 
     def of(self, matched: int) -> float:
-        n = min(matched, LONGEST)
+        return self._of_all(min(matched, LONGEST)) * min(self._lately_right / self._lately_expected, 1.0)
+
+    def _of_all(self, n: int) -> float:
         return (self._right[n] + GUESS_WEIGHT * _guess(n)) / (self._tested[n] + GUESS_WEIGHT)
 
     def learn(self, matched: int, copied: Sequence[int], emitted: Sequence[int]) -> None:
         """Records what a text emitted where it was expected to emit ``copied``."""
         for n, (guess, token) in enumerate(zip(copied, emitted, strict=False), matched):
             n = min(n, LONGEST)
+            forgotten = (1 - LATELY) * GUESS_WEIGHT
+            self._lately_expected = LATELY * self._lately_expected + forgotten + self._of_all(n)
+            self._lately_right = LATELY * self._lately_right + forgotten + (guess == token)
             self._tested[n] = MEMORY * self._tested[n] + 1
             self._right[n] = MEMORY * self._right[n] + (guess == token)
             if guess != token:
