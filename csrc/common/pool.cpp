@@ -87,6 +87,7 @@ class Pool {
 
   // Computes one part of the job; false: none is left. A job with a part that was taken does not end before it is done.
   bool take(int thread) {
+    if (left_.load(std::memory_order_relaxed) == 0) return false;  // idle threads look at this alone
     const int threads = threads_.load(std::memory_order_relaxed);
     uint32_t part;
     bool taken = false;

@@ -67,7 +67,7 @@ def stored_rows(weight: torch.Tensor, rows: torch.Tensor, packing: Packing = Pac
         weight: [R, inputs] float32, bfloat16 or float16 on a CPU. With a packing [R, bytes of a row] uint8: GGUF's
             blocks, interleaved (:func:`interleave`).
         rows: [...] int64 in [0, R).
-        packing: how a row of ``weight`` stores its inputs; not ``INT8``.
+        packing: how a row of ``weight`` stores its inputs: in blocks, or ``Packing.NONE``.
 
     Returns:
         [..., inputs] float32.

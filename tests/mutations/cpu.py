@@ -332,7 +332,6 @@ MUTATIONS: list[Mutation] = [
                 "while (const uint32_t left = left_.load(",
                 "while (const uint32_t left = 0 & left_.load(",
             ),
-            "pool-does-the-first-part-twice": ("own ? untaken_now + 1", "own && first ? untaken_now + 1"),
         },
     ),
     *mutations(

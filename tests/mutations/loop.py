@@ -43,7 +43,7 @@ MUTATIONS: list[Mutation] = [
                 "one_hot = drafts._replace(one_hot=None)",
                 "tests/drafters/test_composite.py -k targets_distribution",
             ),
-            "step-feeds-a-stale-token": ("step.last_two[:, 1:], drafts", "step.last_two[:, :1], drafts"),
+            "step-feeds-a-stale-token": ("tokens = step.last_two[:, 1:]", "tokens = step.last_two[:, :1]"),
             "step-verifies-without-q": (
                 "                drafts.logits,\n                params",
                 "                None,\n                params",
