@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from specdec_kernels import (
@@ -15,7 +17,10 @@ from specdec_kernels import (
 )
 
 from ..drafters.protocol import HostStep, Step
-from .sequence import PARAMETERS, SequenceState
+from ..sampling.params import PARAMETERS
+
+if TYPE_CHECKING:
+    from .sequence import SequenceState
 
 PATIENCE = 8  # steps for which fewer rows must suffice before steps have fewer, as each number has costs of its own
 
