@@ -42,12 +42,7 @@ class Spread:
 
     def to_dict(self) -> dict:
         values = self.per_round
-        return {
-            "median": statistics.median(values),
-            "min": min(values),
-            "max": max(values),
-            "per_round": values,
-        }
+        return {"median": statistics.median(values), "min": min(values), "max": max(values), "per_round": values}
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,7 @@ from ..sampling.processors import OfRow, refuse_stateful
 from .grammar_processor import GrammarProcessor
 
 # The kernels' order of temperature and filters, which is transformers'.
-_WARPERS = (
-    theirs.TemperatureLogitsWarper,
-    theirs.TopKLogitsWarper,
-    theirs.TopPLogitsWarper,
-    theirs.MinPLogitsWarper,
-)
+_WARPERS = (theirs.TemperatureLogitsWarper, theirs.TopKLogitsWarper, theirs.TopPLogitsWarper, theirs.MinPLogitsWarper)
 # Those of transformers' own processors that look at which row of the batch they are called for.
 _ROW_AWARE = (
     theirs.EncoderNoRepeatNGramLogitsProcessor,
