@@ -16,7 +16,7 @@ from typing import Annotated
 import report
 import torch
 import typer
-from measure import Method, compared, interleave, prepare, summary
+from measure import all_timed, compared, summary
 from specdec.models.exchanged.huge_pages import move_to_huge_pages
 from specdec.models.exchanged.stored_weights import compute_in_float32
 from specdec.models.forward.cached_model import CachedModel
@@ -86,8 +86,7 @@ def main(
                         return buffer.sum()
 
                     ways = {"step": step_of(cached, count), "products": products, "floor": floor}
-                    methods, _ = prepare([Method(name, run) for name, run in ways.items()], device, seconds)
-                    samples = interleave(methods, device, seconds)
+                    methods, samples = all_timed(ways, device, seconds)
                     rows.append({
                         "shape": shape, "weights": dtype, "tokens": count, "bytes": size,
                         **{m.key: summary(samples[m.key]) for m in methods},

@@ -18,7 +18,7 @@ from typing import Annotated
 import report
 import torch
 import typer
-from measure import Method, interleave, prepare, ratios, summary
+from measure import all_timed, ratios, summary
 from specdec import SpeculativeDecoder
 from specdec.drafters.draft_window import SINKS, DraftWindow, WindowedRows
 from specdec.models.cache.kv_cache import StaticKVCache
@@ -69,10 +69,7 @@ def time_forwards(results: report.Report, contexts: list[int], windows: list[int
             own = model.new_cache(1, model.capacity(window.tokens(K)))
             WindowedRows(window, own, own.trash)
             ways |= {f"{size}": forward_of(model, own, SINKS + size), f"{size} move": move_of(model, window)}
-        methods, failed = prepare([Method(name, run) for name, run in ways.items()], results.device, seconds)
-        if failed:
-            raise RuntimeError(f"{context}: {failed}")
-        samples = interleave(methods, results.device, seconds)
+        _, samples = all_timed(ways, results.device, seconds)
         whole = {"context": context, "window": None, "draft": summary(samples["whole"])}
         each.append(whole | {"MiB": cache.capacity * model.slot_bytes() / 2**20})
         for size in windows:

@@ -48,10 +48,8 @@ def measure_row(
 ) -> dict[str, object]:
     outputs, inputs = weights[0].shape
     x = torch.randn(1, rows, inputs, dtype=weights[0].dtype, device=weights[0].device)
-    methods = [
-        Method("ours", lambda i: linear(x, weights[i]), len(weights)),
-        Method("pytorch", lambda i: F.linear(x, weights[i]), len(weights)),
-    ]
+    ways = {"ours": linear, "pytorch": F.linear}
+    methods = [Method(name, lambda i, way=way: way(x, weights[i]), len(weights)) for name, way in ways.items()]
     ready, unavailable = prepare(methods, x.device, seconds)
     samples = interleave(ready, x.device, seconds)
     floor = report.floor_seconds(weights[0].nbytes + x.nbytes + rows * outputs * x.element_size(), ceilings)
@@ -62,19 +60,10 @@ def measure_row(
     if "ours" not in unavailable:
         expected = F.linear(x.float(), weights[0].float())
         error = ((linear(x, weights[0]) - expected).norm() / expected.norm()).item()
-    return {
-        "model": model,
-        "product": product,
-        "outputs": outputs,
-        "inputs": inputs,
-        "rows": rows,
-        "weights": len(weights),
-        "floor_seconds": floor,
-        "error": error,
-        "seconds": {key: summary(values) for key, values in samples.items()},
-        "ratios": ratios,
-        "unavailable": unavailable,
-    }
+    row = {"model": model, "product": product, "outputs": outputs, "inputs": inputs, "rows": rows}
+    row |= {"weights": len(weights), "floor_seconds": floor, "error": error}
+    seconds_by_method = {key: summary(values) for key, values in samples.items()}
+    return row | {"seconds": seconds_by_method, "ratios": ratios, "unavailable": unavailable}
 
 
 def main(

@@ -123,25 +123,15 @@ def measure_row(name: str, tokens: int, accepted: int, most_bytes: int, seconds:
             start.add_(accepted)  # all layers of a forward are at one position
         layers.ours(i, feed)
 
-    methods = [
-        Method("cpu", ours, count),
-        Method("transformers", layers.theirs, count),
-        Method("floor", lambda i: layers.held[i].mul_(1.0), count),
-    ]
+    ways = {"cpu": ours, "transformers": layers.theirs, "floor": lambda i: layers.held[i].mul_(1.0)}
+    methods = [Method(way, run, count) for way, run in ways.items()]
     ready, unavailable = prepare(methods, torch.device("cpu"), seconds)
     samples = interleave(ready, torch.device("cpu"), seconds)
     mine, *others = ready
-    return {
-        "layer": name,
-        "sizes": sizes,
-        "tokens": tokens,
-        "accepted": accepted,
-        "layers": count,
-        "held_bytes": layers.held[0].numel() * 4,
-        "seconds": {key: summary(values) for key, values in samples.items()},
-        "ratios": compared(mine, others, samples, {}),
-        "unavailable": unavailable,
-    }
+    row = {"layer": name, "sizes": sizes, "tokens": tokens, "accepted": accepted, "layers": count}
+    row |= {"held_bytes": layers.held[0].numel() * 4, "unavailable": unavailable}
+    row["seconds"] = {key: summary(values) for key, values in samples.items()}
+    return row | {"ratios": compared(mine, others, samples, {})}
 
 
 def main(

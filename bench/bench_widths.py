@@ -19,7 +19,7 @@ import report
 import torch
 import typer
 from bench_cpu_step import STORED, step_of
-from measure import Method, interleave, prepare, ratios, summary
+from measure import all_timed, ratios, summary
 from specdec.models.exchanged.huge_pages import move_to_huge_pages
 from specdec.models.forward.cached_model import CachedModel
 from specdec.models.load.loading import load_model
@@ -73,11 +73,7 @@ def main(
             if importlib.util.find_spec("llama_cpp") is not None:
                 llama = load_llama(file, torch.get_num_threads())
                 ways |= {f"{LLAMA} {width}": llama_step(llama, width) for width in widths}
-            total = seconds * len(ways)
-            methods, failed = prepare([Method(name, run) for name, run in ways.items()], device, total)
-            if failed:
-                raise RuntimeError(f"{kind}: {failed}")
-            samples = interleave(methods, device, total)
+            _, samples = all_timed(ways, device, seconds * len(ways))
             for width in widths:
                 mine = samples[f"{width}"]
                 row: dict[str, object] = {"weights": kind, "tokens": width, "bytes": size, "step": summary(mine)}

@@ -82,11 +82,7 @@ FILTERS = {
 
 
 def _goal(
-    name: str,
-    shape: tuple[int, ...],
-    goal: dict[str, float],
-    rule: str = "token",
-    filters: str = "none",
+    name: str, shape: tuple[int, ...], goal: dict[str, float], rule: str = "token", filters: str = "none"
 ) -> Case:
     return Case(name, Shape(*shape, "bfloat16"), rule, FILTERS[filters], 0.8, (True,), goal=goal)
 

@@ -196,8 +196,7 @@ def section(shown: Shown, folder: Path) -> str:
     for path in files:
         content = json.loads(path.read_text(encoding="utf-8"))
         parts.append(table(shown.head, shown.rows(content)))
-        said = textwrap.fill(source(path, content), 120, break_long_words=False, break_on_hyphens=False)
-        parts.append(said)
+        parts.append(textwrap.fill(source(path, content), 120, break_long_words=False, break_on_hyphens=False))
     if not files:
         parts.append(f"Not measured yet: `python bench/headline.py {shown.file}`.")
     return "\n\n".join(parts)

@@ -139,6 +139,16 @@ def interleave(
     return samples
 
 
+def all_timed(
+    ways: Mapping[str, Callable[[int], object]], device: torch.device, seconds: float
+) -> tuple[list[Method], dict[str, list[float]]]:
+    """(methods, samples) of calls by name. Raises RuntimeError if one cannot run."""
+    methods, failed = prepare([Method(name, run) for name, run in ways.items()], device, seconds)
+    if failed:
+        raise RuntimeError(str(failed))
+    return methods, interleave(methods, device, seconds)
+
+
 def summary(samples: Sequence[float]) -> dict[str, float | int]:
     quartiles = [*samples] * 3  # of a single sample
     if len(samples) > 1:

@@ -208,13 +208,8 @@ class Report:
             torch.set_num_threads(threads)
         self.path, self.device = path, device
         self.rows: list[dict] = []
-        self.content: dict[str, object] = {
-            "benchmark": benchmark,
-            "complete": False,
-            **stamp(device, sys.argv),
-            **more,
-            "rows": self.rows,
-        }
+        about = {"benchmark": benchmark, "complete": False, **stamp(device, sys.argv), **more}
+        self.content: dict[str, object] = {**about, "rows": self.rows}
         self._write()
         self.console = Console(stderr=True)
         if not self.console.is_terminal:  # a file has no width
@@ -229,9 +224,8 @@ class Report:
         self._write()
 
     def _write(self) -> None:
-        if self.path is None:
-            return
-        write(self.path, self.content)
+        if self.path is not None:
+            write(self.path, self.content)
 
     def show(self, title: str, rows: Sequence[Mapping], columns: Sequence[str]) -> None:
         """A table with a line for each row. Of a summary it shows the median and the quartiles."""

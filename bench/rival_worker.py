@@ -32,9 +32,8 @@ def vllm(path: str, dtype: str, threads: int, lookup: int) -> Decode:
 
     def decode(prompt: list[int], new: int) -> int:
         params = SamplingParams(temperature=0.0, max_tokens=new, ignore_eos=True, detokenize=False)
-        return len(
-            model.generate(TokensPrompt(prompt_token_ids=prompt), params, use_tqdm=False)[0].outputs[0].token_ids
-        )
+        (text,) = model.generate(TokensPrompt(prompt_token_ids=prompt), params, use_tqdm=False)
+        return len(text.outputs[0].token_ids)
 
     return decode
 

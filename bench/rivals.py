@@ -298,15 +298,8 @@ def main(
         rows = list(rows_of(kind, speeds))
         for row in rows:
             results.add(row)
-        columns = (
-            "method",
-            *(("busy",) if busy else ()),
-            "tokens_per_second",
-            "of_alone",
-            "over_llama_cpp",
-            "over_its_best",
-        )
-        results.show(f"{Path(folder).name}, {kind}", rows, columns)
+        columns = ("method", *(("busy",) if busy else ()), "tokens_per_second", "of_alone")
+        results.show(f"{Path(folder).name}, {kind}", rows, (*columns, "over_llama_cpp", "over_its_best"))
         of_prompts = list(by_prompt(kind, [*asked], speeds))
         for row in of_prompts:
             results.add(row)

@@ -48,11 +48,12 @@ def module_of(file: Path) -> tuple[str, ...]:
     return parts[:-1] if parts[-1] == "__init__" else parts
 
 
-def imports(file: Path) -> list[tuple[str, ...]]:
-    """Of modules of ``specdec``, all of them: TYPE_CHECKING and lazy ones, too."""
+def imports(file: Path, lazy: bool = True) -> list[tuple[str, ...]]:
+    """Of modules of ``specdec``, all of them: with ``lazy`` those of functions and TYPE_CHECKING, too."""
     package = module_of(file) if file.name == "__init__.py" else module_of(file)[:-1]
+    tree = ast.parse(file.read_text())
     found = []
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in ast.walk(tree) if lazy else tree.body:
         if isinstance(node, ast.ImportFrom) and node.level:
             base = package[: len(package) - node.level + 1]
             module = (*base, *(node.module or "").split(".")) if node.module else base
@@ -93,6 +94,16 @@ def test_there_are_no_circles():
         for module in ends:
             del left[module]
     assert not left
+
+
+def test_a_step_can_be_read():
+    """With all that it imports."""
+    files = {module_of(file): file for file in FILES}
+    found, left = set(), {("loop", "step")}
+    while left:
+        found |= left
+        left = {other for module in left for other in imports(files[module], lazy=False)} - found
+    assert len(found) <= 15 and sum(len(files[module].read_text().splitlines()) for module in found) <= 2000
 
 
 OPERATIONS = {package.__name__: package for package in (specdec_kernels, specdec_layers)}

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from transformers import LogitsProcessor
@@ -167,20 +167,13 @@ def generate(
         "processor_prompt": for_each("processor_prompts", processor_prompts, size, processor_prompts is None),
         "grammar": for_each("grammar", grammar, size, grammar is None or isinstance(grammar, Grammar)),
     }
+    same: dict[str, Any] = {"max_new_tokens": max_new_tokens, "eos_token_id": list(eos), "stop": stop}
+    same |= {"log_probs": log_probs, "top_log_probs": top_log_probs, "prompt_log_probs": prompt_log_probs}
     requests = []
     for row in zip(*columns.values(), strict=True):
-        settings = dict(zip(columns, row, strict=True))
-        for text in range(texts):
-            request = Request(
-                **{**settings, "seed": next_seed(settings["seed"], text)},
-                max_new_tokens=max_new_tokens,
-                eos_token_id=list(eos),
-                stop=stop,
-                log_probs=log_probs,
-                top_log_probs=top_log_probs,
-                prompt_log_probs=prompt_log_probs,
-            )
-            requests.append(request)
+        settings = same | dict(zip(columns, row, strict=True))
+        seeds = [next_seed(settings["seed"], text) for text in range(texts)]
+        requests += [Request(**{**settings, "seed": seed}) for seed in seeds]
     decoded = self.decode(requests, rule, on_emit, output_logits=output_logits)
     if isinstance(input_ids, torch.Tensor):
         input_ids = input_ids.repeat_interleave(texts, 0)
@@ -199,23 +192,20 @@ def _result(
     """
     sequences = decoded.sequences
 
-    def asked(values: list) -> list | None:
+    def of_each(name: str) -> Any:
+        """None: it was not asked for."""
+        values = [getattr(s, name) for s in sequences]
         return None if any(value is None for value in values) else values
 
+    named = ("tokens", "produced_by", "status", "log_probs", "raw_log_probs", "top_log_probs", "prompt_log_probs")
     return GenerationResult(
         whole,
-        tokens=[s.tokens for s in sequences],
-        produced_by=[s.produced_by for s in sequences],
-        status=[s.status for s in sequences],
+        **{name: of_each(name) for name in named},
         # With no new tokens wanted, none has begun.
         finish_reason=[s.finish_reason or FinishReason.LENGTH for s in sequences],
         errors=[s.error for s in sequences],
         stats=decoded.stats,
         sequence_stats=[s.stats for s in sequences],
-        log_probs=asked([s.log_probs for s in sequences]),
-        raw_log_probs=asked([s.raw_log_probs for s in sequences]),
-        top_log_probs=asked([s.top_log_probs for s in sequences]),
-        prompt_log_probs=asked([s.prompt_log_probs for s in sequences]),
         logits=None if no_logits is None else [torch.stack(s.logits) if s.logits else no_logits for s in sequences],
         drafter_error=decoded.drafter_error,
         step_costs=step_costs,

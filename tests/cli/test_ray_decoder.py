@@ -13,7 +13,7 @@ from specdec.cli import models
 from specdec.cli.ray_decoder import LineDecoder
 from specdec.cli.ray_job import Cluster, Node, place
 from specdec.jobs.input import JobFile
-from specdec.jobs.lines import LineSettings
+from specdec.jobs.lines import LineReader, LineSettings
 from specdec.ray import Decoder
 from specdec.serving.scheduler import Scheduler
 from support.commands import rows
@@ -107,7 +107,7 @@ def test_lines_of_a_job_are_those_of_the_job(loaded, tmp_path):
     """Batches side by side, more prompts than may wait, one that is refused."""
     prompts = write_prompts(tmp_path / "p.jsonl", [*TEXTS, "", *TEXTS])
     lines = [json.loads(line) for line in finished(prompts, tmp_path / "o.jsonl", *OPTIONS, "--rows", 2, exit_code=3)]
-    file = JobFile(prompts, LineSettings(**SETTINGS), 4096)
+    file = JobFile(LineReader(prompts, LineSettings(**SETTINGS), 4096))
     file.check()
     scheduler = Scheduler(loaded.decoder(loaded.drafter("model"), 4, None), rows=2, rule="coupled", max_waiting=1)
     decode = LineDecoder(lambda: (scheduler, loaded))

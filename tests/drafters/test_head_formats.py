@@ -228,6 +228,10 @@ def test_medusa(tmp_path, heads, blocks, prefix):
 
 
 ZLAB = {"architectures": ["DFlashDraftModel"], "block_size": 5, "layer_types": ["full_attention"] * 2}
+OF_DOMINO = CONFIG | {"architectures": ["DominoDraftModel"]}
+DOMINO = {
+    "mask_token_id": 9, "target_layer_ids": [0, 3, 4], "projector_type": "domino", "emb_dim": 10, "gru_hidden_dim": 12,
+}  # fmt: skip
 # name: (config.json, whether causal, whether from the anchor, columns)
 DFLASH = {
     "z-lab": (
@@ -262,27 +266,15 @@ DFLASH = {
         None,
     ),
     "domino of SpecForge": (
-        CONFIG | {
-            "architectures": ["DominoDraftModel"], "block_size": 3, "emb_dim": 10, "dflash_config": {
-                "mask_token_id": 9, "target_layer_ids": [0, 3, 4], "projector_type": "domino", "emb_dim": 10,
-                "gru_hidden_dim": 12, "pure_draft_prefix_len": 1, "shift_label": True,
-            },
+        OF_DOMINO | {
+            "block_size": 3, "emb_dim": 10,
+            "dflash_config": DOMINO | {"pure_draft_prefix_len": 1, "shift_label": True},
         },
         False,
         True,
         None,
     ),
-    "domino, not shifted": (
-        CONFIG | {
-            "architectures": ["DominoDraftModel"], "block_size": 5, "dflash_config": {
-                "mask_token_id": 9, "target_layer_ids": [0, 3, 4], "projector_type": "domino", "emb_dim": 10,
-                "gru_hidden_dim": 12,
-            },
-        },
-        False,
-        False,
-        None,
-    ),
+    "domino, not shifted": (OF_DOMINO | {"block_size": 5, "dflash_config": DOMINO}, False, False, None),
     "dspark of SpecForge": (
         CONFIG | {
             "architectures": ["DSparkDraftModel"], "block_size": 3, "dflash_config": {

@@ -11,7 +11,7 @@ import pytest
 from specdec.cli import models
 from specdec.jobs import input as job_input
 from specdec.jobs.input import InputError, InputMark, JobFile, read_batch, read_prompt
-from specdec.jobs.lines import LineSettings, _each_key_once, _Twice
+from specdec.jobs.lines import LineReader, LineSettings, _each_key_once, _Twice
 from support.jobs import job_refused, write_prompts
 
 
@@ -67,7 +67,7 @@ def test_lines_that_are_refused(tmp_path, content, message):
     file = tmp_path / "F.jsonl"
     file.write_bytes(content)
     with pytest.raises(InputError) as caught:
-        JobFile(file, LineSettings(max_new_tokens=9, temperature=0.7), 4096).check()
+        JobFile(LineReader(file, LineSettings(max_new_tokens=9, temperature=0.7), 4096)).check()
     assert message in str(caught.value).replace(str(file), "F")
 
 
@@ -88,9 +88,11 @@ def test_what_a_line_may_leave_open(tmp_path):
     given = [{"id": "1", "prompt": "a"}, "b", {"prompt": "c", "id": -5, "top_k": None, "stop": None}]
     given += [{"prompt": "d", "logit_bias": None, "stop": []}, {"prompt": "e", "logit_bias": {"3": -float("inf")}}]
     file = JobFile(
-        write_prompts(tmp_path / "p.jsonl", given),
-        LineSettings(temperature=1.0, top_k=5, stop=("x",), logit_bias={1: 2.0}, seed=2**63 - 5),
-        4096,
+        LineReader(
+            write_prompts(tmp_path / "p.jsonl", given),
+            LineSettings(temperature=1.0, top_k=5, stop=("x",), logit_bias={1: 2.0}, seed=2**63 - 5),
+            4096,
+        )
     )
     assert file.check() == {"1", 1, -5, 3, 4}
     lines = list(file.lines())
@@ -101,7 +103,7 @@ def test_what_a_line_may_leave_open(tmp_path):
 
 
 def test_seeds_end_where_integers_do(tmp_path):
-    file = JobFile(write_prompts(tmp_path / "p.jsonl", ["a", "b"]), LineSettings(seed=2**63 - 1), 4096)
+    file = JobFile(LineReader(write_prompts(tmp_path / "p.jsonl", ["a", "b"]), LineSettings(seed=2**63 - 1), 4096))
     with pytest.raises(InputError, match=f"line 2 of .*: seed: got {2**63}, allowed"):
         file.check()
 
@@ -110,7 +112,7 @@ def test_lines_may_be_added_but_not_changed(tmp_path):
     path = tmp_path / "p.jsonl"
 
     def mark(*lines: object, earlier: InputMark | None = None) -> InputMark:
-        file = JobFile(write_prompts(path, lines), LineSettings(), 4096)
+        file = JobFile(LineReader(write_prompts(path, lines), LineSettings(), 4096))
         file.check(earlier)
         return file.mark
 
@@ -123,7 +125,7 @@ def test_lines_may_be_added_but_not_changed(tmp_path):
 
 def test_a_file_that_changes_while_it_is_read(tmp_path):
     path = write_prompts(tmp_path / "p.jsonl", ["aaaa", "bbbb"])
-    file = JobFile(path, LineSettings(), 4096)
+    file = JobFile(LineReader(path, LineSettings(), 4096))
     file.check()
     path.write_text(path.read_text() + '"cccc"\n')
     assert len(list(file.lines())) == 2  # what is added is for the next run
@@ -131,7 +133,7 @@ def test_a_file_that_changes_while_it_is_read(tmp_path):
     with pytest.raises(InputError, match="which changed while the job ran"):
         list(file.lines())
     other = write_prompts(tmp_path / "other.jsonl", ["c", "d"])
-    file = JobFile(path, LineSettings(), 4096)
+    file = JobFile(LineReader(path, LineSettings(), 4096))
     file.check()
     os.replace(other, path)
     assert [line.prompt for line in file.lines()] == ["aaaa", "bxbb", "cccc"]
@@ -143,7 +145,7 @@ def test_the_file_is_a_stream(tmp_path):
     with path.open("w") as opened:
         for i in range(200):
             opened.write(json.dumps({"id": i, "prompt": "x" * 40_000}) + "\n")
-    file = JobFile(path, LineSettings(), 4096)
+    file = JobFile(LineReader(path, LineSettings(), 4096))
     tracemalloc.start()
     try:
         assert len(file.check()) == sum(1 for _ in file.lines()) == 200
@@ -172,7 +174,7 @@ def test_keys_are_looked_up_once():
 def test_long_names_are_shortened(tmp_path):
     for line in ({"prompt": "x", "k" * 100_000: 1}, {"prompt": "x", "logit_bias": {"k" * 100_000: 1}}):
         with pytest.raises(InputError) as caught:
-            JobFile(write_prompts(tmp_path / "p.jsonl", [line]), LineSettings(), 4096).check()
+            JobFile(LineReader(write_prompts(tmp_path / "p.jsonl", [line]), LineSettings(), 4096)).check()
         assert "kkk..., allowed: " in str(caught.value) and len(str(caught.value)) < 600
 
 
@@ -183,8 +185,8 @@ def test_lines_have_a_maximum_length(tmp_path, monkeypatch, end):
     for extra in (0, 1):
         path.write_text('"x"\n"' + "é" * (48 + extra) + '"' + end, newline="")
         for read in (
-            lambda: JobFile(path, LineSettings(), 4096).check(),
-            lambda: read_batch(path, LineSettings(), 4096),
+            lambda: JobFile(LineReader(path, LineSettings(), 4096)).check(),
+            lambda: read_batch(LineReader(path, LineSettings(), 4096)),
         ):
             if extra == 0:
                 assert len(read()) == 2
@@ -199,7 +201,7 @@ def test_no_more_is_read_than_a_line_may_have(monkeypatch):
     tracemalloc.start()
     try:
         with pytest.raises(InputError, match="line 1 of '/dev/zero': got a longer line"):
-            read_batch(Path("/dev/zero"), LineSettings(), 4096)
+            read_batch(LineReader(Path("/dev/zero"), LineSettings(), 4096))
         with pytest.raises(InputError, match="got '/dev/zero', which is longer, allowed: 100000 characters"):
             read_prompt(Path("/dev/zero"))
         assert tracemalloc.get_traced_memory()[1] < 2_000_000
@@ -230,7 +232,9 @@ def test_messages_are_rendered_as_they_are_read(tmp_path, pair, monkeypatch):
         return pair[2]
 
     said = {"messages": [{"role": "user", "content": "hi"}], "id": "b", "seed": 3}
-    file = JobFile(write_prompts(tmp_path / "p.jsonl", ["[x]", said]), LineSettings(), 4096, tokenizer)
+    file = JobFile(
+        LineReader(write_prompts(tmp_path / "p.jsonl", ["[x]", said]), LineSettings(), 4096, tokenizer=tokenizer)
+    )
     file.check()
     plain, chat = file.lines()
     assert (chat.prompt, chat.chat, chat.id, chat.settings.seed) == ("[user]hi", True, "b", 3)
@@ -243,13 +247,13 @@ def test_messages_are_rendered_as_they_are_read(tmp_path, pair, monkeypatch):
     ):
         path = write_prompts(tmp_path / "p.jsonl", ["x", wrong])
         with pytest.raises(InputError) as caught:
-            JobFile(path, LineSettings(), 4096, tokenizer).check()
+            JobFile(LineReader(path, LineSettings(), 4096, tokenizer=tokenizer)).check()
         assert str(caught.value).startswith(f"line 2 of '{path}': {message}")
 
 
 def test_standard_input_that_is_closed(monkeypatch):
     monkeypatch.setattr("sys.stdin", None)
-    for read in (lambda path: read_batch(path, LineSettings(), 4096), read_prompt):
+    for read in (lambda path: read_batch(LineReader(path, LineSettings(), 4096)), read_prompt):
         with pytest.raises(InputError, match="got standard input, which is closed, allowed"):
             read(Path("-"))
 
@@ -260,8 +264,8 @@ def test_a_tokenizer_that_cannot_be_loaded_is_no_fault_of_the_file(tmp_path):
 
     path = write_prompts(tmp_path / "p.jsonl", [{"messages": [{"role": "user", "content": "x"}]}])
     for read in (
-        JobFile(path, LineSettings(), 4096, tokenizer).check,
-        lambda: read_batch(path, LineSettings(), 4096, tokenizer=tokenizer),
+        JobFile(LineReader(path, LineSettings(), 4096, tokenizer=tokenizer)).check,
+        lambda: read_batch(LineReader(path, LineSettings(), 4096, tokenizer=tokenizer)),
     ):
         with pytest.raises(OSError, match="^target: cannot load a tokenizer$"):
             read()

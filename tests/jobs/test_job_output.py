@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from specdec.checks import differences
 from specdec.cli import models
 from specdec.jobs.input import InputMark, JobFile
-from specdec.jobs.lines import LineSettings
+from specdec.jobs.lines import LineReader, LineSettings
 from specdec.jobs.manifest import fingerprint, make_settings, write_settings
 from specdec.jobs.output import Results
 from specdec.jobs.run import RequestMaker, decode_lines, write_results
@@ -63,7 +63,7 @@ def test_wherever_it_was_cut_it_ends_the_same(fake, done, pair, cut, order):
     fake.order = order
     results = Results(output)
     before = json.loads(output.with_name("out.jsonl.settings.json").read_text())
-    file = JobFile(prompts, LineSettings(temperature=0.9), 4096)
+    file = JobFile(LineReader(prompts, LineSettings(temperature=0.9), 4096))
     file.check(InputMark(**before["input"]))
     results.begin(before)
     with Signals() as signals:

@@ -7,18 +7,7 @@ from typing import Annotated
 
 import typer
 
-from . import bench_methods, models
-from .bench_options import (
-    NEW_TOKENS,
-    SHORT_TEXTS,
-    MeasuredServer,
-    MethodOptions,
-    QuestionOptions,
-    ResultOptions,
-    RoundOptions,
-    SettingOptions,
-    ThreadOptions,
-)
+from . import bench_methods, bench_options, models
 from .bench_served import ServedRun, refuse_others
 from .option_groups import command
 from .report_command import write as write_report
@@ -28,14 +17,14 @@ from .user_errors import check_counts
 
 @command
 def bench(
-    measured: MethodOptions,
-    settings: SettingOptions,
-    given: QuestionOptions,
-    rounds: RoundOptions,
+    measured: bench_options.MethodOptions,
+    settings: bench_options.SettingOptions,
+    given: bench_options.QuestionOptions,
+    rounds: bench_options.RoundOptions,
     at: models.ModelOptions,
-    threads: ThreadOptions,
-    results: ResultOptions,
-    of: MeasuredServer,
+    threads: bench_options.ThreadOptions,
+    results: bench_options.ResultOptions,
+    of: bench_options.MeasuredServer,
     prompt: Annotated[
         list[str] | None,
         typer.Argument(help="Default: a built-in set, one of each category. Of --suite its file.", show_default=False),
@@ -67,9 +56,8 @@ def bench(
 
     if threads.threads is not None:
         torch.set_num_threads(threads.threads)
-    usual = suite.max_new_tokens if suite is not None else SHORT_TEXTS if at.target is None else NEW_TOKENS
-    new_tokens = settings.max_new_tokens or usual
     seconds = None if rounds.minutes is None else 60 * rounds.minutes
+    new_tokens = settings.new_tokens(suite, at)
     of_session = BenchSettings(new_tokens, rounds.repeats, rounds.warm_up, settings.seed, seconds)
     whole_run = BenchRun(at, methods, axes, measured, questions, given, of_session, results)
     with Signals() as signals:

@@ -8,20 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from . import drafting
-from .drafters import (
-    ALONE,
-    COMBINED,
-    HEAD,
-    NEED_DRAFT,
-    NO_TREES,
-    TREE_DRAFTS,
-    TREE_NODES,
-    is_drafter,
-    is_head,
-    parts_of,
-)
-from .drafters import NAMES as DRAFTERS
+from . import drafters, drafting
 from .options import read_sampling
 from .user_errors import check_counts, option_name, refuse
 
@@ -36,7 +23,7 @@ NAMES = {
     "transformers": "transformers' generate",
     "plain": "specdec without drafts",
     ASSISTED: "transformers' assisted generation",
-    **{name: what for name, what in DRAFTERS.items() if name != "none"},
+    **{name: what for name, what in drafters.NAMES.items() if name != "none"},
 }
 
 
@@ -45,15 +32,15 @@ def read_methods(given: Sequence[str] | None, at: ModelOptions, exit_layers: int
     loaded."""
     names = list(given or _default(at, exit_layers))
     for name in names:
-        if name not in NAMES and (name == "none" or not is_drafter(name)):
-            refuse("--method", repr(name), f"{', '.join(NAMES)}, {HEAD}, or {COMBINED}")
+        if name not in NAMES and (name == "none" or not drafters.is_drafter(name)):
+            refuse("--method", repr(name), f"{', '.join(NAMES)}, {drafters.HEAD}, or {drafters.COMBINED}")
     if len({*names}) < len(names):
         refuse("--method", ", ".join(names), "each once")
     needed = [name for name in names if name not in (*BASELINES, ASSISTED)]
     if (
         ASSISTED in names
         and (at.draft is not None or at.target is None)
-        and not {p for n in needed for p in parts_of(n)} & {*NEED_DRAFT}
+        and not {p for n in needed for p in drafters.parts_of(n)} & {*drafters.NEED_DRAFT}
     ):
         needed.append("model")  # assisted generation alone takes the draft, too
     drafting.check_drafters(needed, at, exit_layers, option="--method")
@@ -95,22 +82,22 @@ class Axes(NamedTuple):
         for rule, params in drawn:
             read_sampling(rule, **params)
 
-    def grid(self, methods: Sequence[str], drafters: Mapping[str, Drafter | None], alone: bool) -> Grid:
+    def grid(self, methods: Sequence[str], of_methods: Mapping[str, Drafter | None], alone: bool) -> Grid:
         """
         Args:
-            drafters: those of the methods, by their names.
+            of_methods: their drafters, by name.
             alone: whether there is a target without a draft.
         """
         from ..evaluation.bench.grid import FILTERS, Grid
 
         grid = Grid(
-            tuple(_method(name, drafters.get(name), self.trees, alone) for name in methods),
+            tuple(_method(name, of_methods.get(name), self.trees, alone) for name in methods),
             _each_once("--temperature", self.temperatures),
             _each_once("--batch-size", self.batches),
             None if self.num_drafts is None else tuple(read_drafts(self.num_drafts)),
             None if self.rules is None else _each_once("--rule", self.rules),
             {name: _each_once(option_name(name), given) for name in FILTERS if (given := self.filters[name])},
-            TREE_DRAFTS,
+            drafters.TREE_DRAFTS,
         )
         if self.trees and not any(nodes is not None for method in grid.methods for nodes in method.trees):
             refuse("--tree", ", ".join(map(str, self.trees)), "with a --method that proposes trees")
@@ -132,16 +119,16 @@ def _method(name: str, drafter: Drafter | None, trees: Sequence[int] | None, alo
     short = short_name(name)
     nodes: tuple[int, ...] = () if trees is None else _each_once("--tree", trees)
     if name == "tree":
-        return Method(short, nodes or (TREE_NODES,))
-    takes = name not in (*NO_TREES, ASSISTED, "model") and drafter is not None and drafter.trees
+        return Method(short, nodes or (drafters.TREE_NODES,))
+    takes = name not in (*drafters.NO_TREES, ASSISTED, "model") and drafter is not None and drafter.trees
     # As ``generate`` has it for a target alone: K adapts to sampled texts, too, so what is not accepted costs little.
-    rule = "coupled" if alone and {*parts_of(name)} <= {*ALONE} else "token"
+    rule = "coupled" if alone and {*drafters.parts_of(name)} <= {*drafters.ALONE} else "token"
     return Method(short, (None, *nodes) if takes else (None,), rule)
 
 
 def short_name(name: str) -> str:
     """What results call a method: of the folder of a head, its last part."""
-    return "+".join(Path(part).name if is_head(part) else part for part in parts_of(name))
+    return "+".join(Path(part).name if drafters.is_head(part) else part for part in drafters.parts_of(name))
 
 
 def _each_once(option: str, values: Sequence) -> tuple:

@@ -71,6 +71,11 @@ class SettingOptions:
     )
     seed: int = option(0, "Of the first text; text i uses seed + i.")
 
+    def new_tokens(self, suite: Suite | None, at: ModelOptions) -> int:
+        """Of each text."""
+        usual = SHORT_TEXTS if at.target is None else NEW_TOKENS
+        return self.max_new_tokens or (usual if suite is None else suite.max_new_tokens)
+
     def axes(self, methods: MethodOptions, suite: Suite | None) -> bench_methods.Axes:
         """Checked, as far as they can be without models."""
         if suite is not None and self.batch_size not in (None, [], [1]):

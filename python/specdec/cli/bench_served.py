@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from ..evaluation.bench.served import ServedSettings
     from ..evaluation.server_connection import ServerConnection
     from ..jobs.questions import TurnsQuestion
-    from ..jobs.signals import Signals
     from .bench_options import MeasuredServer, QuestionOptions, ResultOptions, RoundOptions, SettingOptions
 
 TAKEN = (
@@ -55,6 +54,7 @@ class ServedRun:
         """Measures what is not there yet, and prints it. Returns the exit code."""
         settings, questions = self._settings(), self.given.of_suite(prompt)
         from ..evaluation.bench.folder import Folder
+        from ..evaluation.bench.served import ServedQuestion, served_rounds
         from ..evaluation.server_connection import ServerConnection
         from ..jobs.signals import Signals, Stopped
         from ..line_file import WriteError
@@ -65,7 +65,13 @@ class ServedRun:
             with Signals() as signals:
                 try:
                     folder.begin(self._header(server, questions, settings))
-                    self._measure(server, questions, settings, folder, signals)
+                    asked = [ServedQuestion(q.id, q.category, q.turns) for q in questions]
+                    done = [each["round"] for each in folder.rounds]
+                    on_talk = _log if self.results.log else None
+                    with progress("asking the server") as show:
+                        for line in served_rounds(server, asked, settings, done, show, on_talk):
+                            with signals.held():
+                                folder.append(line)
                 except (WriteError, Stopped) as error:
                     signals.ignore()
                     code = tell_end(error)
@@ -87,23 +93,6 @@ class ServedRun:
             refuse("--temperature", f"{', '.join(map(str, temperatures))} with --url", "one number >= 0")
         new = self.settings.max_new_tokens or self.given.asked.max_new_tokens
         return ServedSettings(new, temperatures[0], self.settings.seed, self.rounds.repeats, self.rounds.warm_up)
-
-    def _measure(
-        self,
-        server: ServerConnection,
-        questions: Sequence[TurnsQuestion],
-        settings: ServedSettings,
-        folder: Folder,
-        signals: Signals,
-    ) -> None:
-        from ..evaluation.bench.served import ServedQuestion, served_rounds
-
-        asked = [ServedQuestion(q.id, q.category, q.turns) for q in questions]
-        done = [each["round"] for each in folder.rounds]
-        with progress("asking the server") as show:
-            for line in served_rounds(server, asked, settings, done, show, _log if self.results.log else None):
-                with signals.held():
-                    folder.append(line)
 
     def _header(
         self, server: ServerConnection, questions: Sequence[TurnsQuestion], settings: ServedSettings

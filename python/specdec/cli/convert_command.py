@@ -18,8 +18,7 @@ class ConvertOptions:
     """The folder"""
 
     dtype: str = option(
-        "float32",
-        "Of the weights: float32, bfloat16, float16. Packed ones are exact in float32 alone.",
+        "float32", "Of the weights: float32, bfloat16, float16. Packed ones are exact in float32 alone."
     )
     overwrite: bool = option(False, "Replace a folder that has a model.", "--overwrite")
 

@@ -45,9 +45,7 @@ class DraftOptions:
     """Drafting"""
 
     drafter: str = option(
-        "",
-        f"Who proposes tokens: {CHOICES}. Default: model; {WITHOUT_DRAFT} for a target alone.",
-        show_default=False,
+        "", f"Who proposes tokens: {CHOICES}. Default: model; {WITHOUT_DRAFT} for a target alone.", show_default=False
     )
     exit_layers: int | None = option(*EXIT_LAYERS)
     num_drafts: str | None = option(

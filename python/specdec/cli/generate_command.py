@@ -201,10 +201,10 @@ def _read_lines(
     path: Path, defaults: LineSettings, at: models.ModelOptions, texts: int, printed: bool
 ) -> list[JobLine]:
     from ..jobs.input import read_batch
-    from ..jobs.lines import check_defaults
+    from ..jobs.lines import LineReader, check_defaults
 
     check_defaults(defaults, at.vocab_size)
-    lines = read_batch(path, defaults, at.vocab_size, texts=texts, tokenizer=lambda: at.tokenizer)
+    lines = read_batch(LineReader(path, defaults, at.vocab_size, texts, lambda: at.tokenizer))
     if not printed and any(line.settings.asked != defaults.asked for line in lines):
         refuse("--batch-file", "lines that ask for log-probabilities, without --json", "both, or --output")
     return lines

@@ -168,12 +168,12 @@ class Job:
         """Checks all that can be checked without models. The output is then ready for more results."""
         from ..checks import differences
         from ..jobs.input import InputMark, JobFile
-        from ..jobs.lines import check_defaults
+        from ..jobs.lines import LineReader, check_defaults
         from ..jobs.manifest import make_settings
 
         check_defaults(self.defaults, self.at.vocab_size)
-        part = self.options.part()
-        file = JobFile(self.batch_file, self.defaults, self.at.vocab_size, lambda: self.at.tokenizer, part)
+        tokenizer, size = (lambda: self.at.tokenizer), self.at.vocab_size
+        file = JobFile(LineReader(self.batch_file, self.defaults, size, tokenizer=tokenizer), self.options.part())
         then = results.settings
         results.check_ids(file.check(None if then is None else InputMark(**then["input"])))
         paths = self.at.paths(self.drafts.drafter)

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from ..decoder import SpeculativeDecoder
     from ..drafters.protocol import Drafter
-    from ..drafters.suffix import SuffixMemories, SuffixMemory
     from ..loop.draft_length import AdaptiveDrafts
 
 EMBEDDED = Path(__file__).parents[1] / "embedded"  # importlib.resources would make --help slower
@@ -134,26 +133,11 @@ class Models:
         known = max(self.tokenizer.get_vocab().values()) + 1
         return list(range(known, self.target.config.get_text_config(decoder=True).vocab_size))
 
-    def drafter(
-        self,
-        name: str,
-        exit_layers: int | None = None,
-        memory: SuffixMemory | SuffixMemories | None = None,
-        confidence: float = 0.0,
-        draft_window: int | None = None,
-    ) -> Drafter | None:
-        """The drafter of this name, as :func:`~specdec.cli.drafters.make_drafter` makes it for these models."""
-        return make_drafter(
-            name,
-            self.target,
-            self.draft,
-            exit_layers=exit_layers,
-            tokenizer=self.tokenizer,
-            draft_tokenizer=self.draft_tokenizer or self.tokenizer,
-            memory=memory,
-            confidence=confidence,
-            draft_window=draft_window,
-        )
+    def drafter(self, name: str, exit_layers: int | None = None, **how: Any) -> Drafter | None:
+        """The drafter of this name, as :func:`~specdec.cli.drafters.make_drafter` makes it for these models. ``how``
+        are further arguments of it."""
+        own = {"tokenizer": self.tokenizer, "draft_tokenizer": self.draft_tokenizer or self.tokenizer, **how}
+        return make_drafter(name, self.target, self.draft, exit_layers=exit_layers, **own)
 
     def decoder(
         self, drafter: Drafter | None, num_drafts: int | AdaptiveDrafts, nodes: int | None

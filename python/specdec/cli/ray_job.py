@@ -93,11 +93,7 @@ class Checked:
     """
 
     def __init__(
-        self,
-        at: ModelOptions,
-        drafts: GenerateDrafts,
-        options: SchedulingOptions,
-        settings: Mapping[str, Any],
+        self, at: ModelOptions, drafts: GenerateDrafts, options: SchedulingOptions, settings: Mapping[str, Any]
     ):
         self._at, self._drafts, self._options, self._settings = at, drafts, options, settings
 
@@ -142,9 +138,7 @@ class Actors:
         blocks = iter(lambda: list(itertools.islice(lines, self._block)), [])
         refs: list[Any] = [ray.put(pandas.DataFrame({"line": block})) for block in blocks]
         strategy = ray.data.ActorPoolStrategy(
-            size=self._cluster.actors,
-            max_concurrent_calls_per_actor=CALLS,
-            max_tasks_in_flight_per_actor=2 * CALLS,
+            size=self._cluster.actors, max_concurrent_calls_per_actor=CALLS, max_tasks_in_flight_per_actor=2 * CALLS
         )
         decoded = ray.data.from_pandas_refs(refs).map_batches(
             LineDecoder,

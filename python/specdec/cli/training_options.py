@@ -89,7 +89,7 @@ class LessonOptions:
 
     def corpus(self, loaded: models.Models) -> Corpus:
         from ..jobs.input import read_batch
-        from ..jobs.lines import LineSettings
+        from ..jobs.lines import LineReader, LineSettings
         from ..jobs.prompt_sets import evaluation_texts
         from ..training.texts import read_documents, split
 
@@ -99,7 +99,7 @@ class LessonOptions:
         given: list[str] = []
         if self.prompts is not None:
             vocab_size = loaded.target.config.get_text_config(decoder=True).vocab_size
-            lines = read_batch(self.prompts, LineSettings(), vocab_size, tokenizer=tokenizer)
+            lines = read_batch(LineReader(self.prompts, LineSettings(), vocab_size, tokenizer=tokenizer))
             given = [line.prompt for line in lines]
         documents = [text for path in self.data or () for text in read_documents(path, tokenizer, given)]
         aside = None if self.held_out is None else read_documents(self.held_out, tokenizer)

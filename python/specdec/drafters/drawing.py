@@ -94,8 +94,5 @@ class Drawing:
         if not keeps_q(self.batch, self.step):
             return drafts
         return drafts._replace(
-            logits=torch.stack(self.rows, 1),
-            stats=(column("cutoff"), column("lse")),
-            d2t=self.d2t,
-            masked=self.masked,
+            logits=torch.stack(self.rows, 1), stats=(column("cutoff"), column("lse")), d2t=self.d2t, masked=self.masked
         )

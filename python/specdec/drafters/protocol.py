@@ -20,19 +20,21 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from transformers import LogitsProcessorList
 
 from specdec_kernels import Rule, SamplingTensors
 
-from ..models.cache.kv_cache import StaticKVCache
-from ..models.forward.cached_model import CachedModel
-from ..sampling.grammar import Grammar
-from ..sampling.grammar_masks import GrammarMasks
-from ..sampling.processors import Processors
 from ..stats import Timer
+
+if TYPE_CHECKING:
+    from ..models.cache.kv_cache import StaticKVCache
+    from ..models.forward.cached_model import CachedModel
+    from ..sampling.grammar import Grammar
+    from ..sampling.grammar_masks import GrammarMasks
+    from ..sampling.processors import Processors
 
 __all__ = ["BatchState", "Copies", "DraftSession", "Drafter", "Drafts", "HostStep", "Share", "Step"]
 
@@ -263,7 +265,7 @@ class DraftSession(ABC):
         """Ends the row's sequence, which has emitted ``output``."""
 
     def release(self) -> None:
-        """Leaves a cache of its own to later batches (``CachedModel.keep``). Called last, if at all."""
+        """Leaves a cache of its own to later batches (``keep`` of a cached model). Called last, if at all."""
 
 
 class Drafter(ABC):

@@ -155,10 +155,7 @@ class SuffixDrafter(Drafter):
     copying = trees = True
 
     def __init__(
-        self,
-        memory: SuffixMemory | SuffixMemories | None = None,
-        min_match: int = 1,
-        max_spec_factor: float = 2.0,
+        self, memory: SuffixMemory | SuffixMemories | None = None, min_match: int = 1, max_spec_factor: float = 2.0
     ):
         if memory is not None and not isinstance(memory, (SuffixMemory, SuffixMemories)):
             refuse("memory", type(memory).__name__, "a SuffixMemory, SuffixMemories or None")

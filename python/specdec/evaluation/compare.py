@@ -42,12 +42,7 @@ class Spread:
 
     def to_dict(self) -> dict:
         values = self.per_round
-        return {
-            "median": statistics.median(values),
-            "min": min(values),
-            "max": max(values),
-            "per_round": values,
-        }
+        return {"median": statistics.median(values), "min": min(values), "max": max(values), "per_round": values}
 
 
 @dataclass(frozen=True)
@@ -189,7 +184,8 @@ def compare(
         for i, (m, swept) in enumerate(chosen)
     ]
     greedy = settings.temperature == 0
-    differences = _differences(target, prompts, measurements, settings.repetition_penalty) if greedy else []
+    judge = Judge(target, settings.repetition_penalty)
+    differences = _differences(measurements, prompts, judge) if greedy else []
     equal = not any(map(_is_ours, differences))
     return Comparison(measurements, differences, equal if greedy else None, environment(target))
 
@@ -220,14 +216,9 @@ def _is_ours(difference: Difference) -> bool:
     return any(name.startswith(OURS) for name in difference.methods)
 
 
-def _differences(
-    target: PreTrainedModel,
-    prompts: Sequence[Prompt],
-    measurements: Sequence[Measurement],
-    repetition_penalty: float | None,
-) -> list[Difference]:
+def _differences(measurements: Sequence[Measurement], prompts: Sequence[Prompt], judge: Judge) -> list[Difference]:
     """Every place where a method's text differs from that of ``plain`` in any round, once."""
-    plain, judge = measurements[0], Judge(target, repetition_penalty)
+    plain = measurements[0]
     found = [
         judge.explain_once(prompts[i], a.texts[0], b.texts[0], (plain.name, other.name), i)
         for other in measurements[1:]

@@ -14,6 +14,7 @@ from transformers import DynamicCache, PreTrainedModel, RepetitionPenaltyLogitsP
 from ..models.cache.kv_cache import cache_argument
 
 Pair = tuple[float | None, float | None]
+_What = tuple[int, int, tuple[str, str], tuple[int | None, int | None]]
 # For sampled texts: absolute position -> [V], which is added to logits / temperature there. The largest sum wins.
 Noise = Callable[[int], torch.Tensor]
 RACE_ROUNDING = 1e-4  # how closely backends agree about races (docs/numerics.md)
@@ -109,7 +110,7 @@ class Judge:
         others = [wide]
         if ids.shape[1] > 1:
             others.append(self._cached(ids, noise))
-        return self._judge(full, others, tokens, methods, prompt_index, position, noise is not None)
+        return self._judge(full, others, (prompt_index, position, methods, tokens), noise is not None)
 
     def explain_once(
         self, prompt: Sequence[int], first: Sequence[int], second: Sequence[int], methods: tuple[str, str], index: int
@@ -138,8 +139,8 @@ class Judge:
         best, found = wide.argmax(-1).tolist(), []
         for i in range(start, len(text)):
             if best[i] != text[i]:
-                tokens, methods = (best[i], text[i]), ("best", method)
-                found.append(self._judge(full[i], [wide[i]], tokens, methods, prompt_index, i, noise is not None))
+                what = prompt_index, i, ("best", method), (best[i], text[i])
+                found.append(self._judge(full[i], [wide[i]], what, noise is not None))
         return found
 
     def _wide_model(self) -> PreTrainedModel:
@@ -168,17 +169,9 @@ class Judge:
         logits = self._penalty(before, logits[None])[0] / self._temperature
         return logits if noise is None else logits + noise(before.shape[1]).to(logits)
 
-    def _judge(
-        self,
-        full: torch.Tensor,
-        others: list[torch.Tensor],
-        tokens: tuple[int | None, int | None],
-        methods: tuple[str, str],
-        prompt_index: int,
-        position: int,
-        noisy: bool,
-    ) -> Difference:
-        wide = others[0]
+    def _judge(self, full: torch.Tensor, others: list[torch.Tensor], what: _What, noisy: bool) -> Difference:
+        """``what``: the first fields of the difference."""
+        wide, tokens = others[0], what[-1]
         # A model may rule tokens out with -inf; the difference of two of those would be NaN.
         finite = torch.stack([full, *others]).isfinite().all(0)
         errors = [torch.finfo(self._target.dtype).eps * full.abs(), *((full - other).abs() for other in others)]
@@ -187,10 +180,7 @@ class Judge:
         gap = None if None in tokens else max((wide.max() - wide[t]).item() for t in tokens if t is not None)
         near_tie = gap is not None and gap <= bound  # NaN is not a near-tie
         return Difference(
-            prompt=prompt_index,
-            position=position,
-            methods=methods,
-            tokens=tokens,
+            *what,
             logits=(_number(full, tokens[0]), _number(full, tokens[1])),
             wide_logits=(_number(wide, tokens[0]), _number(wide, tokens[1])),
             dtype=str(self._target.dtype).removeprefix("torch."),

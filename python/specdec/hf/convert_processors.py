@@ -19,12 +19,7 @@ from ..sampling.processors import OfRow, refuse_stateful
 from .grammar_processor import GrammarProcessor
 
 # The kernels' order of temperature and filters, which is transformers'.
-_WARPERS = (
-    theirs.TemperatureLogitsWarper,
-    theirs.TopKLogitsWarper,
-    theirs.TopPLogitsWarper,
-    theirs.MinPLogitsWarper,
-)
+_WARPERS = (theirs.TemperatureLogitsWarper, theirs.TopKLogitsWarper, theirs.TopPLogitsWarper, theirs.MinPLogitsWarper)
 # Those of transformers' own processors that look at which row of the batch they are called for.
 _ROW_AWARE = (
     theirs.EncoderNoRepeatNGramLogitsProcessor,
@@ -76,12 +71,13 @@ def read_arguments(
     refuse_stateful(processors)
     start = _first_warper(processors) if do_sample else len(processors)
     rest, warpers = list(processors[:start]), processors[start:]
-    arguments = _native(rest, rows, eos, max_new_tokens, vocab_size) if rest else SamplingArguments()
-    if arguments is None:
-        arguments = SamplingArguments(
-            logits_processor=[[_for_row(p, b, len(rows)) for p in rest] for b in range(len(rows))]
-        )
-        arguments.processor_prompts = rows
+    native = _Native(rows, eos, vocab_size)
+    if all(map(native.take, rest)):
+        arguments = native.arguments
+        arguments.min_new_tokens = min(arguments.min_new_tokens, max_new_tokens)
+    else:
+        each = [[_for_row(p, b, len(rows)) for p in rest] for b in range(len(rows))]
+        arguments = SamplingArguments(logits_processor=each, processor_prompts=rows)
     filters = _read_warpers(warpers) if do_sample else {"temperature": 0.0}
     penalty = arguments.params.repetition_penalty if arguments.params is not None else None
     arguments.params = SamplingParams(**filters, repetition_penalty=penalty)
@@ -109,21 +105,6 @@ def _is_native(warper: LogitsProcessor) -> bool:
 def _read_warpers(warpers: Sequence[LogitsProcessor]) -> dict[str, Any]:
     names = dict(zip(_WARPERS, ("temperature", "top_k", "top_p", "min_p"), strict=True))
     return {names[type(warper)]: getattr(warper, names[type(warper)]) for warper in warpers}
-
-
-def _native(
-    processors: Sequence[LogitsProcessor],
-    rows: list[list[int]],
-    eos: frozenset[int],
-    max_new_tokens: int,
-    vocab_size: int,
-) -> SamplingArguments | None:
-    """All of them as arguments of the kernels; None where one of them has no such form."""
-    reader = _Native(rows, eos, vocab_size)
-    if not all(reader.take(processor) for processor in processors):
-        return None
-    reader.arguments.min_new_tokens = min(reader.arguments.min_new_tokens, max_new_tokens)
-    return reader.arguments
 
 
 class _Native:

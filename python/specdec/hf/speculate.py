@@ -137,7 +137,8 @@ def speculate(
         refuse("tokenizer", "None with stop_strings", "the target's tokenizer, in specdec.speculate as well")
     stop = None if stop_strings is None or tokenizer is None else StopStrings(tokenizer, stop_strings)
     assistance = Assistance(draft_model if drafter is None else drafter, num_drafts, confidence)
-    return Speculator(assistance, rule, seed, streamer, tokenizer, stop, d2t, backend, cache_dtype, tree)
+    of_decoder = {"d2t": d2t, "backend": backend, "cache_dtype": cache_dtype, "tree": tree}
+    return Speculator(assistance, of_decoder, rule, seed, streamer, tokenizer, stop)
 
 
 class _Prepared(NamedTuple):
@@ -153,20 +154,18 @@ class Speculator:
     """What :func:`speculate` returns. It keeps the decoder of the model that it was last used with.
 
     Attributes:
+        of_decoder: further arguments of the decoder.
         stop: the stop strings.
         last_result: :class:`GenerationResult` of the last call, with statistics; None before.
     """
 
     assistance: Assistance
+    of_decoder: dict[str, Any]
     rule: str | None
     seed: int | Sequence[int] | torch.Tensor | None
     streamer: BaseStreamer | None
     tokenizer: PreTrainedTokenizerBase | None
     stop: StoppingCriteria | None
-    d2t: torch.Tensor | Sequence[int] | None
-    backend: str
-    cache_dtype: torch.dtype | None
-    tree: int | None
     last_result: GenerationResult | None = field(default=None, init=False)
     _prepared: _Prepared | None = field(default=None, init=False)
 
@@ -293,16 +292,8 @@ class Speculator:
         if self._prepared is None or self._prepared.model is not model or self._prepared.key != key:
             self._prepared = None  # so that an error leaves nothing behind
             num_drafts = DEFAULT_DRAFTS if assistance.num_drafts is None else assistance.num_drafts
-            decoder = SpeculativeDecoder(
-                model,
-                assistance.drafter_for(model),
-                num_drafts,
-                self.backend,
-                self.d2t,
-                assistance.confidence or 0.0,
-                cache_dtype=self.cache_dtype,
-                tree=self.tree,
-            )
+            own = {"confidence": assistance.confidence or 0.0, **self.of_decoder}
+            decoder = SpeculativeDecoder(model, assistance.drafter_for(model), num_drafts, **own)
             self._prepared = _Prepared(model, key, decoder)
         return self._prepared.decoder
 

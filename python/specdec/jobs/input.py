@@ -11,10 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO, TypeVar
 
-from transformers import PreTrainedTokenizerBase
-
 from ..checks import shown
-from .lines import STANDARD_INPUT, JobLine, LineReader, LineSettings, Prompt
+from .lines import STANDARD_INPUT, JobLine, LineReader, Prompt
 from .shard import WHOLE, Shard
 
 LONGEST = 2**24  # characters of a line, or of a file that is one prompt
@@ -40,26 +38,16 @@ class JobFile:
     It is opened once, so that a file that takes its place meanwhile changes nothing.
 
     Args:
-        path: of a regular file, UTF-8.
-        defaults: for what a line leaves open.
-        vocab_size: V of the target: ids of ``logit_bias`` and ``banned_tokens`` are below it.
-        tokenizer: returns that of the target. It is called for lines with messages, which are refused without it.
+        reader: of its lines. The file is a regular one, UTF-8.
         shard: which of its prompts are run; all are checked.
 
     Raises:
         InputError: it cannot be read.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        defaults: LineSettings,
-        vocab_size: int,
-        tokenizer: Callable[[], PreTrainedTokenizerBase] | None = None,
-        shard: Shard = WHOLE,
-    ):
-        self.path, self._reader = path, LineReader(path, defaults, vocab_size, tokenizer=tokenizer)
-        self._shard, self.mark = shard, InputMark(0, "")  # of what was checked
+    def __init__(self, reader: LineReader, shard: Shard = WHOLE):
+        path = self.path = reader.path
+        self._reader, self._shard, self.mark = reader, shard, InputMark(0, "")  # of what was checked
         if path == STANDARD_INPUT or (path.exists() and not path.is_file()):  # a pipe cannot be read twice
             raise InputError(f"got {_name(path)}, allowed: a regular file")
         self._file = _open(path)
@@ -122,21 +110,14 @@ class JobFile:
         )
 
 
-def read_batch(
-    path: Path,
-    defaults: LineSettings,
-    vocab_size: int,
-    texts: int = 1,
-    tokenizer: Callable[[], PreTrainedTokenizerBase] | None = None,
-) -> list[JobLine]:
-    """All lines of a file, which may be a pipe, or "-": standard input. The arguments are those of
-    :class:`~specdec.jobs.lines.LineReader`.
+def read_batch(reader: LineReader) -> list[JobLine]:
+    """All lines of a file, which may be a pipe, or "-": standard input.
 
     Raises:
         InputError: the file cannot be read or has no prompt, a line is not right, a prompt is empty, or an id comes
             twice.
     """
-    return read_each(path, LineReader(path, defaults, vocab_size, texts, tokenizer).read)
+    return read_each(reader.path, reader.read)
 
 
 L = TypeVar("L", bound=Prompt)

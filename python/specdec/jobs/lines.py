@@ -23,6 +23,7 @@ from ..stopping import read_stop_strings
 
 SAMPLING = ("temperature", *SamplingParams.FILTERS, *SamplingParams.PENALTIES)
 GRAMMARS = ("json_schema", "regex")
+LOG_PROBS = ("log_probs", "top_log_probs", "prompt_log_probs")
 STANDARD_INPUT = Path("-")
 
 
@@ -69,18 +70,9 @@ class LineSettings:
     @property
     def request(self) -> Request:
         """What is asked of the text, but for the prompt, ``stop`` and ``grammar``, which need the tokenizer."""
-        return Request(
-            (),
-            max_new_tokens=self.max_new_tokens,
-            params=self.params,
-            seed=self.seed,
-            logit_bias=self.logit_bias,
-            banned_tokens=self.banned_tokens,
-            min_new_tokens=self.min_new_tokens,
-            log_probs=self.log_probs,
-            top_log_probs=self.top_log_probs,
-            prompt_log_probs=self.prompt_log_probs,
-        )
+        names = ("max_new_tokens", "seed", "logit_bias", "banned_tokens", "min_new_tokens")
+        given: dict[str, Any] = {name: getattr(self, name) for name in (*names, *LOG_PROBS)}
+        return Request((), params=self.params, **given)
 
     def check(self, vocab_size: int | None) -> None:
         """Checks the request, and what its grammar is made of.
@@ -143,7 +135,7 @@ class LineReader:
         texts: int = 1,
         tokenizer: Callable[[], PreTrainedTokenizerBase] | None = None,
     ):
-        self.is_json = path.suffix == ".jsonl" or path == STANDARD_INPUT
+        self.path, self.is_json = path, path.suffix == ".jsonl" or path == STANDARD_INPUT
         self._defaults, self._vocab_size, self._texts, self._tokenizer = defaults, vocab_size, texts, tokenizer
 
     def read(self, text: str, index: int) -> JobLine:

@@ -36,30 +36,23 @@ class BatchMemory:
         Raises:
             ValueError: names the argument, what was given, and the numbers that are allowed.
         """
-        asked = rows, max_length, cache_tokens, cache_bytes, step
+        plan = functools.partial(self._plan, (rows, max_length, cache_tokens, cache_bytes), step)
         end = None if self.drafter is None else self.drafter.max_length
         if end is None:
-            return self._plan(*asked)
+            return plan()
         slots = end + self.tree_slots + 1
         if max_length is not None:
             capacity = CacheBudget(1, max_length, 0, step, self.tree_slots).capacity
-            return self._plan(*asked, draft_slots=slots if capacity > slots else None)
+            return plan(slots if capacity > slots else None)
         # Whether texts become longer than the drafter's positions is what the plan says.
         with suppress(ValueError):
-            if (budget := self._plan(*asked, draft_slots=slots)).max_length > end:
+            if (budget := plan(slots)).max_length > end:
                 return budget
-        return self._plan(*asked)
+        return plan()
 
-    def _plan(
-        self,
-        rows: int | None,
-        max_length: int | None,
-        cache_tokens: int | None,
-        cache_bytes: int | None,
-        step: int,
-        draft_slots: int | None = None,
-    ) -> CacheBudget:
-        """The same, where a row of the drafter's cache has so many slots; None: as many as one of the target's."""
+    def _plan(self, asked: tuple[int | None, ...], step: int, draft_slots: int | None = None) -> CacheBudget:
+        """The same for these, where a row of the drafter's cache has so many slots; None: as many as one of the
+        target's."""
         costs, window = {"target": self.target.slot_bytes()}, max(self.most_drafts, self.nodes) + 1
         row_bytes = self.target.row_bytes(window)
         if self.most_drafts > 0 and self.drafter is not None:
@@ -70,10 +63,7 @@ class BatchMemory:
                 row_bytes += each * (draft_slots or 0)
                 row_bytes += self.drafter.row_bytes(self.most_drafts)
         return plan_caches(
-            rows,
-            max_length,
-            cache_tokens,
-            cache_bytes,
+            *asked,
             slot_bytes={name: cost for name, cost in costs.items() if cost},
             positions={"target": self.target.max_length},
             free_memory=self.target.free_memory,

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
-from specdec_kernels import (
-    SamplingParams,
-    SamplingTensors,
-    SpeculativeStep,
-    TokenTable,
-    TreeStep,
-    advance_rows,
-    place_rows,
-)
+from specdec_kernels import SamplingParams, SamplingTensors, TreeStep, advance_rows, place_rows
 
 from ..drafters.protocol import HostStep, Step
-from .sequence import PARAMETERS, SequenceState
+from ..sampling.params import PARAMETERS
+
+if TYPE_CHECKING:
+    from specdec_kernels import SpeculativeStep, TokenTable
+
+    from .sequence import SequenceState
 
 PATIENCE = 8  # steps for which fewer rows must suffice before steps have fewer, as each number has costs of its own
 

@@ -16,14 +16,13 @@ from ..models.forward.cached_model import CachedModel
 from ..prompts import read_eos, read_prompts
 from ..result import FinishReason, Producer, TokenLogProb, error_text
 from ..sampling.grammar import Grammar
-from ..sampling.params import Bias, read_bias
+from ..sampling.params import PARAMETERS, Bias, read_bias
 from ..sampling.processors import read_processors
 from ..stats import Stats
 from .log_probs import read_scores, score
 from .report import RowReport
 from .request import Request
 
-PARAMETERS = ("temperature", *SamplingParams.FILTERS, *SamplingParams.PENALTIES)
 # Plain integers, because arithmetic on flags is slow.
 _TARGET_FAULTS = int(Status.TARGET_FAULTS)
 _DRAFT_FAULTS = int(Status.DRAFT_NAN | Status.DRAFT_POSITIVE_INFINITY)

@@ -21,7 +21,7 @@ replayed as a CUDA graph.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
@@ -30,11 +30,13 @@ from specdec_kernels import Rule, SpeculativeStep, TreeRule, TreeStep, speculati
 from ..drafters.guard import GuardedSession
 from ..drafters.protocol import BatchState, Drafts, Step
 from ..models.cache.tree import Tree
-from ..models.forward.cached_model import CachedModel
 from .log_probs import log_probs_of_path, on_path, ranked
 from .report import StepResult, pack
 from .rows import Rows
-from .sequence import SequenceState
+
+if TYPE_CHECKING:
+    from ..models.forward.cached_model import CachedModel
+    from .sequence import SequenceState
 
 
 @dataclass(frozen=True)

@@ -43,10 +43,7 @@ _ADAPTERS_OUTSIDE = ("ADAPTION_PROMPT", "POLY", "XLORA")
 
 
 def cached_model(
-    model: torch.nn.Module,
-    name: str,
-    cache_dtype: torch.dtype | None = None,
-    fed_vocabulary: int | None = None,
+    model: torch.nn.Module, name: str, cache_dtype: torch.dtype | None = None, fed_vocabulary: int | None = None
 ) -> CachedModel:
     """Checks ``model`` and returns it as a ``CachedModel``.
 

@@ -12,6 +12,7 @@ from specdec_kernels import SamplingParams
 
 from ..checks import refuse
 
+PARAMETERS = ("temperature", *SamplingParams.FILTERS, *SamplingParams.PENALTIES)
 LARGEST_BIAS = 1e30  # divided by the lowest temperature, a larger logit would be infinite in float32
 Bias = dict[int, float]  # token -> number that is added to its logit; -inf bans the token
 

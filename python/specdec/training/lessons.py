@@ -28,11 +28,7 @@ class Lessons:
     """
 
     def __init__(
-        self,
-        given: Packed,
-        target: PreTrainedModel,
-        draft: PreTrainedModel | None,
-        settings: DistillSettings,
+        self, given: Packed, target: PreTrainedModel, draft: PreTrainedModel | None, settings: DistillSettings
     ):
         self._given, self._sources, self._seed = given, dict(settings.text), settings.seed
         self._size, self._prompt, self._temperature = settings.batch_size, settings.prompt, settings.temperature

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Any
 
 import torch
 from torch import nn
@@ -173,21 +174,12 @@ class Rollout:
             refuse("seed", shown(seed), "a signed 64-bit integer")
         eos = read_eos(eos_token_id, target.model)
         requests, given = list[Request](), Counter[tuple[int, ...]]()
+        same: dict[str, Any] = {"eos_token_id": [*eos], "stop": stop, "log_probs": True}
         for prompt in prompts:
             owner = tuple(prompt)
             for sample in range(given[owner], given[owner] + samples):
-                request = Request(
-                    prompt,
-                    max_new_tokens,
-                    params,
-                    seed_of(seed, prompt, sample),
-                    [*eos],
-                    stop=stop,
-                    log_probs=True,
-                    id=len(requests),
-                    owner=owner,
-                )
-                requests.append(request)
+                own = prompt, max_new_tokens, params, seed_of(seed, prompt, sample)
+                requests.append(Request(*own, id=len(requests), owner=owner, **same))
             given[owner] += samples
         with evaluating(self._whole):
             sequences, stats = self._decode(requests, max(map(len, prompts), default=0) + max_new_tokens)

@@ -72,7 +72,8 @@ def test_counters_are_the_sums_of_outcomes(within, service):
     assert value("vllm:request_success_total", finished_reason="length") == 3
     steps = sum(outcome.stats.steps for outcome in outcomes)
     assert value("vllm:time_to_first_token_seconds_count") == 2
-    assert value("vllm:inter_token_latency_seconds_count") == steps - 2
+    # Where the reader is late, several steps are delivered at once.
+    assert 0 < value("vllm:inter_token_latency_seconds_count") <= steps - 2
     assert value("vllm:e2e_request_latency_seconds_count") == 3
     assert value("vllm:e2e_request_latency_seconds_sum") > value("vllm:time_to_first_token_seconds_sum") > 0
     assert value("vllm:request_generation_tokens_sum") == 19

@@ -72,19 +72,14 @@ class Gemma4Assistant(Head):
             seen = dense_mask(queries, torch.arange(visible, device=fed.device))
             masks[kind] = torch.where(seen, 0.0, torch.finfo(state.dtype).min).to(state.dtype)
             shared[kind] = tuple(t[:size, :, :visible].to(state.dtype) for t in stored)
-        rotations = {kind: self.rotary(state, place, kind) for kind in self.read_layers}
+        fixed: dict[str, dict[str, Any]] = {}  # what layers of a kind get in all forwards
+        for kind in self.read_layers:
+            own = {"position_embeddings": self.rotary(state, place, kind), "attention_mask": masks[kind]}
+            fixed[kind] = {"shared_kv_states": shared, "position_ids": place, **own}
         for _ in range(count):
             x = self.pre_projection(torch.cat((self.embedded(token), state), -1))
             for block in self.layers:
-                kind = block.self_attn.layer_type
-                x = block(
-                    x,
-                    None,
-                    shared_kv_states=shared,
-                    position_embeddings=rotations[kind],
-                    attention_mask=masks[kind],
-                    position_ids=place,
-                )
+                x = block(x, None, **fixed[block.self_attn.layer_type])
             x = self.norm(x)
             state = self.post_projection(x)
             token = yield self.logits(x)[:, 0]

@@ -77,12 +77,7 @@ class Source:
         return self.has_own("embed_tokens.weight", self.model.get_input_embeddings())
 
     def parts(
-        self,
-        shape: Shape,
-        states: tuple[int, ...],
-        layers: int,
-        columns: int | None = None,
-        width: int | None = None,
+        self, shape: Shape, states: tuple[int, ...], layers: int, columns: int | None = None, width: int | None = None
     ) -> Parts:
         """Returns what a head of such layers is made of. ``width``: of one of ``states``; None: the target's."""
         device, own = self.target.device, self.own_embedding()

@@ -156,12 +156,7 @@ class _Decoding:
     """One batch whose steps are timed one by one."""
 
     def __init__(
-        self,
-        decoder: SpeculativeDecoder,
-        requests: Sequence[Request],
-        rule: Rule,
-        lengths: Sweep | None,
-        clock: Clock,
+        self, decoder: SpeculativeDecoder, requests: Sequence[Request], rule: Rule, lengths: Sweep | None, clock: Clock
     ):
         self._clock, began, target = clock, clock(), decoder.target
         texts = {i: SequenceState.of(i, request, target, decoder.most_drafts) for i, request in enumerate(requests)}

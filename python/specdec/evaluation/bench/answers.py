@@ -142,12 +142,7 @@ def _choice(given: Mapping[str, Any]) -> Choice:
 
 _Kinds = tuple[type, ...]
 _NAMES: dict[str, _Kinds] = {"question_id": (str, int), "category": (str,), "choices": (list,)}
-_LISTS: dict[str, _Kinds] = {
-    "turns": (str,),
-    "new_tokens": (int,),
-    "wall_time": (int, float),
-    "accept_lengths": (int,),
-}
+_LISTS: dict[str, _Kinds] = {"turns": (str,), "new_tokens": (int,), "wall_time": (int, float), "accept_lengths": (int,)}
 _STEPS = "decoding_steps"  # need not be there
 
 

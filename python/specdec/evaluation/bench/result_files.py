@@ -83,10 +83,7 @@ def _cell(
         "accepted_by_position": _accepted(rounds),
         "shares": _shares(rounds),
         "peak_memory": max(memory, default=None),
-        "speedup": {
-            "over_plain": summary(baselines[PLAIN]),
-            "over_transformers": summary(baselines[TRANSFORMERS]),
-        },
+        "speedup": {"over_plain": summary(baselines[PLAIN]), "over_transformers": summary(baselines[TRANSFORMERS])},
     }
 
 
@@ -222,7 +219,4 @@ def described_head(drafter: Drafter | None) -> dict[str, object]:
 
 def _size(module: nn.Module) -> dict[str, object]:
     tensors = [*module.parameters(), *module.buffers()]
-    return {
-        "parameters": num_parameters(module),
-        "bytes": sum(each.numel() * each.element_size() for each in tensors),
-    }
+    return {"parameters": num_parameters(module), "bytes": sum(each.numel() * each.element_size() for each in tensors)}

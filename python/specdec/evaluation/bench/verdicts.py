@@ -74,12 +74,7 @@ def verdict(setting: Setting, cells: Sequence[BenchCell], speeds: Mapping[str, S
     labels = {cell.id: _label(cell) for cell in cells}
     whole = {"temperature": setting.temperature, "batch": setting.batch, **setting.filters}
     words = _words(setting, best, close, labels, rounds, _gains(cells, best, speeds))
-    return {
-        **whole,
-        "winner": None if close else best,
-        "within_noise": [best, *close] if close else [],
-        "words": words,
-    }
+    return {**whole, "winner": None if close else best, "within_noise": [best, *close] if close else [], "words": words}
 
 
 def _gains(cells: Sequence[BenchCell], best: str, speeds: Mapping[str, Sequence[float]]) -> list[str]:

@@ -59,13 +59,7 @@ class RecurrentLayer(KVLayer, LinearAttentionCacheLayerMixin):  # type: ignore[m
         return y.to(x.dtype).transpose(1, 2)
 
     def delta_rule(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        g: torch.Tensor,
-        beta: torch.Tensor,
-        normalize: bool,
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, normalize: bool
     ) -> torch.Tensor:
         """Returns what :func:`~specdec_layers.delta_step` does, in float32."""
         q, k, v, g, beta = (self._computed(x) for x in (q, k, v, g, beta))

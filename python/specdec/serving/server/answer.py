@@ -28,7 +28,7 @@ class Form(Protocol):
     chunk_object: str
 
     def choice(self, index: int, text: DecodedText, whole: Piece) -> dict[str, Any]:
-        """A choice of a response, without ``finish_reason``.
+        """A choice of a response, without ``finish_reason`` and ``prompt_logprobs``.
 
         Args:
             whole: all pieces of the text.
@@ -131,6 +131,8 @@ class Answer:
             [step for piece in pieces for step in piece.steps],
         )
         choice = self._form.choice(index, text, whole)
+        if (top := self._body.prompt_logprobs) is not None:
+            choice["prompt_logprobs"] = self._service.names.prompt(text.request.prompt, text.prompt_scores(top))
         reason = self._form.finish_reason(index, text)
         return {**choice, "finish_reason": reason, "specdec": {**self._steps(whole), **self._told(text)}}
 

@@ -31,10 +31,7 @@ class ChatForm:
         message |= _thought(reader.reasoning)
         if reader.calls:
             message["tool_calls"] = [*map(_call, reader.calls)]
-        choice = {"index": index, "message": message, "logprobs": self._log_probs(whole.tokens)}
-        if (top := self._body.prompt_logprobs) is not None:
-            choice["prompt_logprobs"] = self._names.prompt(text.request.prompt, text.prompt_scores(top))
-        return choice
+        return {"index": index, "message": message, "logprobs": self._log_probs(whole.tokens)}
 
     def openings(self, index: int) -> list[dict[str, Any]]:
         return [{"index": index, "delta": {"role": "assistant", "content": "", "refusal": None}, "logprobs": None}]

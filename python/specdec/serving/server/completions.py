@@ -83,10 +83,7 @@ class CompletionForm:
                 *(token._replace(start=min(token.start, len(echo))) for token in prompt),
                 *(token._replace(start=len(echo) + token.start) for token in tokens),
             ]
-        choice = self._part(index, echo + whole.text, tokens)
-        if (top := self._body.prompt_logprobs) is not None:
-            choice["prompt_logprobs"] = self._names.prompt(text.request.prompt, text.prompt_scores(top))
-        return choice
+        return self._part(index, echo + whole.text, tokens)
 
     def openings(self, index: int) -> list[dict[str, Any]]:
         return [self._part(index, self._echo(index), [])] if self._body.echo else []

@@ -91,12 +91,7 @@ class DecodedText:
 
     @classmethod
     async def begin(
-        cls,
-        detokenizer: Detokenizer,
-        lane: Lane,
-        request: Request,
-        metrics: Metrics,
-        cut: StopCut | None = None,
+        cls, detokenizer: Detokenizer, lane: Lane, request: Request, metrics: Metrics, cut: StopCut | None = None
     ) -> DecodedText:
         """Submits a request.
 

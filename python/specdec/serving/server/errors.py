@@ -22,12 +22,7 @@ class ApiError(Exception):
     """
 
     def __init__(
-        self,
-        status: int,
-        message: str,
-        code: str,
-        param: str | None = None,
-        headers: dict[str, str] | None = None,
+        self, status: int, message: str, code: str, param: str | None = None, headers: dict[str, str] | None = None
     ):
         super().__init__(message)
         self.status, self.message, self.code, self.param, self.headers = status, message, code, param, headers

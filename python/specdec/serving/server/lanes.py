@@ -80,16 +80,6 @@ class Lanes:
             scheduler = self._make(drafter, rule)
         except ValueError as error:
             raise ApiError(400, str(error), "invalid_value", "drafter") from error
-        eos = read_eos(None, scheduler.target.model)
-        return Lane(
-            drafter,
-            rule,
-            Engine(scheduler),
-            most_drafts=scheduler.decoder.most_drafts,
-            max_length=scheduler.max_length,
-            max_eos=scheduler.max_eos,
-            eos=eos,
-            vocab_size=scheduler.target.vocab_size,
-            device=str(scheduler.target.device),
-            cache_bytes=scheduler.budget.bytes,
-        )
+        target, limits = scheduler.target, (scheduler.decoder.most_drafts, scheduler.max_length, scheduler.max_eos)
+        of_target = read_eos(None, target.model), target.vocab_size, str(target.device)
+        return Lane(drafter, rule, Engine(scheduler), *limits, *of_target, scheduler.budget.bytes)

@@ -21,11 +21,7 @@ from .metrics import NO_ROUTE
 log = logging.getLogger(__name__)
 _SANE = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _PROBES = ("/health", "/ready", "/metrics")
-_HEADERS = {
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
-}
+_HEADERS = {"X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY", "Referrer-Policy": "no-referrer"}
 # Of what is no page: nothing of it is ever run or shown in a frame. The page's route has a policy of its own.
 _POLICY = "default-src 'none'; frame-ancestors 'none'"
 
@@ -44,11 +40,7 @@ class RequestLog:
     """
 
     def __init__(
-        self,
-        app: ASGIApp,
-        routes: Sequence[Route],
-        answered: Callable[[str, int], None],
-        shared: bool = False,
+        self, app: ASGIApp, routes: Sequence[Route], answered: Callable[[str, int], None], shared: bool = False
     ):
         self.app, self._routes, self._answered = app, routes, answered
         self._headers = _HEADERS if shared else _HEADERS | {"Cross-Origin-Resource-Policy": "same-origin"}

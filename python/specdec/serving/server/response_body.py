@@ -9,18 +9,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from .errors import ApiError
 from .field_types import Strict, only, told
-from .messages import (
-    MAX_TOOLS,
-    CalledFunction,
-    Function,
-    JsonObject,
-    Message,
-    NamedFunction,
-    NamedTool,
-    Tool,
-    ToolCall,
-    joined,
-)
+from .messages import MAX_TOOLS, Function, JsonObject, Message, NamedFunction, NamedTool, Tool, joined
 from .request_bodies import ChatRequest, GenerationBody, JsonSchema, ResponseFormat
 
 
@@ -222,8 +211,8 @@ def _messages(instructions: str | None, items: Sequence[Any]) -> list[Message]:
             own = answer("content", "tool_calls")
             own["reasoning"] = own.get("reasoning", "") + joined(item.content or [])
         elif isinstance(item, CallItem):
-            function = CalledFunction(name=item.name, arguments=item.arguments)
-            answer().setdefault("tool_calls", []).append(ToolCall(id=item.call_id, type="function", function=function))
+            function = {"name": item.name, "arguments": item.arguments}
+            answer().setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": function})
         elif isinstance(item, CallOutputItem):
             found.append({"role": "tool", "tool_call_id": item.call_id, "content": joined(item.output)})
         elif item.role == "assistant":

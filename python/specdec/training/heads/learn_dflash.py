@@ -13,22 +13,9 @@ from ...drafters.heads.blocks import Parts, Shape
 from ...drafters.heads.dflash import DFlash
 from ...drafters.heads.dflash_walks import DSpark
 from ...drafters.heads.interface import HeadInput, returned
-from ...drafters.heads.layer_ids import written
 from ...models.forward.cached_model import CachedModel
 from ...models.forward.layout import Layout
-from .learner import (
-    DECAY,
-    Files,
-    GrowingCache,
-    Learner,
-    Lesson,
-    agreement,
-    layer_sizes,
-    loss_between,
-    output_ids,
-    small,
-    speculators_config,
-)
+from .learner import DECAY, Files, GrowingCache, Learner, Lesson, agreement, layer_sizes, loss_between, small
 
 ANCHORS = 48  # of a text in a lesson, at most: the places at which a block begins
 RANK = 256  # of DSpark's Markov head, at most: that of DeepSpec's heads
@@ -54,8 +41,7 @@ class DflashLearner(Learner):
         states: Sequence[int],
         mask_token: int,
     ):
-        self._states = written(states, target.config.num_hidden_layers)
-        self._outputs = output_ids(self._states)
+        self.reads(states, target)
         self.sizes = layer_sizes(target.config, layers, "qwen3")
         shape = Shape.read(self.sizes, {"layers.0.self_attn.q_norm.weight"})
         parts = Parts(shape, (*states,), target.config.hidden_size, target.vocab_size, layers, target.device)
@@ -114,7 +100,6 @@ class DflashLearner(Learner):
         return config, self.tensors
 
     def container(self, name: str, num_drafts: int) -> Files:
-        common = speculators_config(self.kind, self.architecture, self.sizes, self.target, name, num_drafts)
         own = {
             "aux_hidden_state_layer_ids": self._states,
             "block_size": self.dflash.block,
@@ -122,7 +107,7 @@ class DflashLearner(Learner):
             "draft_vocab_size": self.head.vocab_size,
             "sample_from_anchor": self.dflash.from_anchor,
         }
-        return {**common, **own}, self.tensors
+        return {**self.config_of_container(name, num_drafts), **own}, self.tensors
 
 
 class DsparkLearner(DflashLearner):

@@ -8,19 +8,8 @@ import torch
 
 from ...drafters.heads.blocks import Parts, Shape
 from ...drafters.heads.eagle3 import Eagle3, Eagle3Flags
-from ...drafters.heads.layer_ids import written
 from ...models.forward.cached_model import CachedModel
-from .learner import (
-    Files,
-    Learner,
-    Lesson,
-    layer_sizes,
-    learn_in_turn,
-    output_ids,
-    output_rows,
-    small,
-    speculators_config,
-)
+from .learner import Files, Learner, Lesson, layer_sizes, learn_in_turn, output_rows, small
 
 
 class Eagle3Learner(Learner):
@@ -31,7 +20,7 @@ class Eagle3Learner(Learner):
         kept: [n] int64, ascending: the tokens that it can draft; None: all.
     """
 
-    kind = "eagle3"
+    kind, architecture = "eagle3", "Eagle3DraftModel"
 
     def __init__(
         self,
@@ -41,8 +30,8 @@ class Eagle3Learner(Learner):
         states: Sequence[int],
         kept: torch.Tensor | None,
     ):
-        self._states, self.depth = written(states, target.config.num_hidden_layers), depth
-        self._outputs = output_ids(self._states)
+        self.reads(states, target)
+        self.depth = depth
         self.sizes = layer_sizes(target.config, 1, "llama")
         tokens = torch.arange(target.vocab_size) if kept is None else kept
         shape, device = Shape.read(self.sizes, ()), target.device
@@ -65,7 +54,7 @@ class Eagle3Learner(Learner):
         return config, {**tensors, **self._tables}
 
     def container(self, name: str, num_drafts: int) -> Files:
-        common = speculators_config("eagle3", "Eagle3DraftModel", self.sizes, self.target, name, num_drafts)
+        common = self.config_of_container(name, num_drafts)
         states = {"eagle_aux_hidden_state_layer_ids": self._states, "norm_before_residual": False}
         embedding = self.head.embedded(torch.arange(self.head.vocab_size, device=self.target.device))
         tensors = {**self.tensors, "embed_tokens.weight": embedding.to(self.target.dtype)}

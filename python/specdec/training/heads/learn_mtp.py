@@ -34,9 +34,8 @@ class MtpLearner(Learner):
         self.mtp = mtp
         super().__init__(mtp, target, loss)
         small(layer.eh_proj)
-        last = (
-            f"{layers_path(target.model)}.{max(i for i, slot in enumerate(target.layer_slots()) if slot is not None)}"
-        )
+        attends = [i for i, slot in enumerate(target.layer_slots()) if slot is not None]
+        last = f"{layers_path(target.model)}.{attends[-1]}"
         layer.block.load_state_dict(target.model.get_submodule(last).state_dict())
 
     def learn(self, lesson: Lesson, chance: torch.Generator) -> tuple[torch.Tensor, list[float]]:

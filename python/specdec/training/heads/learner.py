@@ -14,6 +14,7 @@ from transformers import PreTrainedConfig
 from ...checks import refuse
 from ...drafters.heads.in_turn import DraftsInTurn
 from ...drafters.heads.interface import Head, HeadInput
+from ...drafters.heads.layer_ids import written
 from ...drafters.heads.vocabulary import target_embedding, target_head
 from ...models.forward.cached_model import CachedModel
 from ...models.forward.layout import Layout
@@ -66,6 +67,8 @@ class Learner:
     """
 
     kind: str
+    architecture: str  # of those that the container has, and the entries of their layers in config.json
+    sizes: dict[str, Any]
     scaled = False  # whether the head reads the target's embedding with its scale
 
     def __init__(self, head: Head, target: CachedModel, loss: Mapping[str, float]):
@@ -74,6 +77,11 @@ class Learner:
         embed, out = target_embedding(target.model, hidden, self.scaled), target_head(target.model, hidden)
         head.target_embedding = lambda tokens: embed(tokens).float()
         head.target_head = lambda x: out(x.to(target.dtype))
+
+    def reads(self, states: Sequence[int], target: CachedModel) -> None:
+        """Says which hidden states it reads, as transformers counts them."""
+        self._states = written(states, target.config.num_hidden_layers)
+        self._outputs = output_ids(self._states)
 
     def learn(self, lesson: Lesson, chance: torch.Generator) -> tuple[torch.Tensor, list[float]]:
         """Returns the loss, and how often the most likely draft of each depth is what the target finds most
@@ -99,6 +107,23 @@ class Learner:
             num_drafts: K, which engines that read it take.
         """
         raise NotImplementedError
+
+    def config_of_container(self, name: str, num_drafts: int) -> dict[str, Any]:
+        """What its config.json has for every kind of head."""
+        proposal = {"proposal_type": "greedy", "speculative_tokens": num_drafts}
+        return {
+            "architectures": [self.architecture],
+            "speculators_model_type": self.kind,
+            "speculators_version": "0.9.0",
+            "transformer_layer_config": dict(self.sizes),
+            "tie_word_embeddings": False,
+            "speculators_config": {
+                "algorithm": self.kind,
+                "default_proposal_method": "greedy",
+                "proposal_methods": [{**proposal, "verifier_accept_k": 1, "accept_tolerance": 0.0}],
+                "verifier": {"name_or_path": name, "architectures": [type(self.target.model).__name__]},
+            },
+        }
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -156,26 +181,6 @@ def output_ids(states: Sequence[int]) -> list[int]:
     if min(states) < 1:
         refuse("layer_ids", [*states], "from 1: the embedding is no layer's output")
     return [state - 1 for state in states]
-
-
-def speculators_config(
-    kind: str, architecture: str, sizes: Mapping[str, Any], target: CachedModel, name: str, num_drafts: int
-) -> dict[str, Any]:
-    """Returns what the container's config.json has for every kind of head."""
-    proposal = {"proposal_type": "greedy", "speculative_tokens": num_drafts}
-    return {
-        "architectures": [architecture],
-        "speculators_model_type": kind,
-        "speculators_version": "0.9.0",
-        "transformer_layer_config": dict(sizes),
-        "tie_word_embeddings": False,
-        "speculators_config": {
-            "algorithm": kind,
-            "default_proposal_method": "greedy",
-            "proposal_methods": [{**proposal, "verifier_accept_k": 1, "accept_tolerance": 0.0}],
-            "verifier": {"name_or_path": name, "architectures": [type(target.model).__name__]},
-        },
-    }
 
 
 class GrowingCache:
