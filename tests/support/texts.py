@@ -43,9 +43,10 @@ def assert_same_greedy(model, prompt: list[int], got: list[int], expected: list[
         assert gap < TIE, f"token {parted}: {got[parted]} instead of {expected[parted]}, {gap} below the largest logit"
 
 
-def check_text_distribution(target, draft, count: int = 30_000, prompt: Sequence[int] = (1, 2), **settings) -> None:
+def check_text_distribution(target, draft, count: int, prompt: Sequence[int] = (1, 2), **settings) -> None:
     """Checks texts of three tokens over a vocabulary of five. There are 125 such texts, so chi-square has 124 degrees
-    of freedom and a 99.99 % quantile of 190."""
+    of freedom and a 99.99 % quantile of 190. Of errors that change the probabilities of texts by 17 %, in the root of
+    the mean square, 5,000 texts show 99 in 100; 30,000 do of errors of 7 %."""
     sampling = {"params": SamplingParams(1.3), "seed": list(range(count)), "max_new_tokens": 3}
     result = generate(target, draft, [[*prompt]] * count, 2, **sampling, **settings)
     assert 0.2 < result.stats.alpha < 0.95
