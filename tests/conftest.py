@@ -23,6 +23,7 @@ import pytest  # noqa: E402
 import simt.kernels  # noqa: E402
 import typer.testing  # noqa: E402
 from support import BACKENDS, FAST_BACKENDS, TREE_BACKENDS, pairwise, rotation  # noqa: E402
+from support.frames import with_room  # noqa: E402
 from support.suite_cost import SuiteCost, has_everyday  # noqa: E402
 
 if not torch.cuda.is_available():
@@ -33,6 +34,7 @@ if not torch.cuda.is_available():
 
 # Typer would make all commands again, with hundreds of options, for each line that a test calls.
 typer.testing._get_command = functools.cache(typer.testing._get_command)
+pytest.Function.runtest = with_room(pytest.Function.runtest)
 torch.set_num_threads(1)  # the tests run in several processes (pytest -n); what threads change has a test of its own
 
 

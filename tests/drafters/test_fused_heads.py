@@ -23,7 +23,7 @@ IN = "specdec.drafters.heads.drafter.with_fused_attention"
 
 
 def shortly(compare, path, plain, new=14, target=None, **more):
-    return compare(path, plain, 8, target, **more)
+    return compare(path, plain, 5, target, **more)
 
 
 @pytest.fixture

@@ -103,7 +103,7 @@ def compare(
         return [each for drafted in found for each in _expected(drafted, plain, target, head.head.d2t)]
 
     compared = all_of(plain)
-    assert len(compared) > 30
+    assert len(compared) > len(texts) * new / 2
     if rounded is None:
         for each in compared:
             _check(each, head.head.d2t)
