@@ -96,9 +96,8 @@ def test_people_and_ci_check_the_same():
     )
     assert hook["entry"] == "make lint" and hook["pass_filenames"] is False
     callers = [ROOT / ".ci" / "run", *WORKFLOWS]
-    called = {
-        target for file in callers for target in re.findall(r"^(?: *- run: )?make ([a-z-]+)$", file.read_text(), re.M)
-    }
+    command = re.compile(r'(?:^ *- run: |")make ([a-z-]+)(?:"|$)', re.MULTILINE)
+    called = {target for file in callers for target in command.findall(file.read_text())}
     assert {"lint", "docs"} <= called <= targets == {"test", "test-all", "lint", "docs", "bench"}
 
 
