@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -22,16 +24,17 @@ def weights(*bytes_of_each: int) -> list[torch.Tensor]:
     return [nn.Parameter(torch.randn(size // 40, 10, generator=generator)) for size in bytes_of_each]
 
 
-def asks_for_huge_pages(x: torch.Tensor) -> bool:
-    """Whether the memory has the flag ``hg`` of smaps (proc(5))."""
-    inside = False
+def in_huge_pages(tensors: Iterable[torch.Tensor]) -> list[bool]:
+    """Whether the memory of each has the flag ``hg`` of smaps (proc(5)), which is read once: it takes long."""
+    begin = end = 0
+    asked: list[tuple[int, int]] = []
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
             begin, end = (int(number, 16) for number in found.groups())
-            inside = begin <= x.data_ptr() and x.data_ptr() + x.nbytes <= end
-        elif inside and line.startswith("VmFlags:"):
-            return "hg" in line.split()
-    return False
+        elif line.startswith("VmFlags:") and "hg" in line.split():
+            asked.append((begin, end))
+    places = [(x.data_ptr(), x.data_ptr() + x.nbytes) for x in tensors]
+    return [any(begin <= first and last <= end for begin, end in asked) for first, last in places]
 
 
 @there_are
@@ -40,9 +43,9 @@ def test_they_stay_the_same_objects_with_the_same_numbers():
     packed = nn.Parameter(torch.arange(200, dtype=torch.uint8)[None].repeat(5, 1), requires_grad=False)
     own.append(packed)
     before = copy.deepcopy(own)
-    assert not any(map(asks_for_huge_pages, own))
+    assert not any(in_huge_pages(own))
     assert move_to_huge_pages([*own, own[1]]) == sum(x.nbytes for x in own)
-    assert all(map(torch.equal, own, before)) and all(map(asks_for_huge_pages, own))
+    assert all(map(torch.equal, own, before)) and all(in_huge_pages(own))
     assert all(x.data_ptr() % 64 == 0 and x.is_leaf for x in own)
     assert [x.requires_grad for x in own] == [True] * 4 + [False]
     assert [x.untyped_storage().nbytes() for x in own] == [x.nbytes for x in own]
@@ -64,7 +67,7 @@ def test_more_than_one_mapping(monkeypatch):
     own = weights(5 << 20, 5 << 20, 20 << 20, 1 << 20, 3 << 20)
     before = copy.deepcopy(own)
     assert move_to_huge_pages(own) == sum(x.nbytes for x in own)
-    assert all(map(torch.equal, own, before)) and all(map(asks_for_huge_pages, own))
+    assert all(map(torch.equal, own, before)) and all(in_huge_pages(own))
 
 
 @there_are
@@ -101,7 +104,7 @@ def test_a_decoder_moves_what_it_reads(monkeypatch):
     parameters = dict(model.named_parameters())
     cached = CachedModel(model)
     cached.new_cache(1, 20)
-    moved = {name for name, x in parameters.items() if asks_for_huge_pages(x)}
+    moved = {*itertools.compress(parameters, in_huge_pages(parameters.values()))}
     assert moved == {*parameters} - {"model.embed_tokens.weight"}
     assert all(x is parameters[name] for name, x in model.named_parameters())
     ids = torch.tensor(prompts(1, 9, 9))

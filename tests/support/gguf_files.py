@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 gguf = pytest.importorskip("gguf")  # a file of tests that imports this one is skipped
+_names = functools.cache(gguf.get_tensor_name_map)  # which takes long to make, and is asked for each tensor
 TURN = "<|im_end|>"
 TOKENS = ("<s>", "</s>", TURN, *bytes_to_unicode().values(), "in", "12")
 _PIECES = ("<unk>", "<s>", "</s>", "▁", "i", "n", "s", "o", "in", "▁in", "so", "▁so", "  ", "1")
@@ -173,7 +174,7 @@ def _of_model(model: PreTrainedModel, architecture: str) -> dict[str, Any]:
 def _name(name: str, model: PreTrainedModel, architecture: str) -> str:
     kind = next(k for k, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     stem, _, suffix = name.rpartition(".")
-    return f"{gguf.get_tensor_name_map(kind, model.config.num_hidden_layers).get_name(stem)}.{suffix}"
+    return f"{_names(kind, model.config.num_hidden_layers).get_name(stem)}.{suffix}"
 
 
 def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:

@@ -8,7 +8,9 @@ bfloat16. Packed weights (``packed_weights``) are others than those of the file,
 from __future__ import annotations
 
 import dis
+import functools
 import inspect
+import types
 import warnings
 from typing import Any, cast
 
@@ -148,6 +150,13 @@ def _read_by(kind: type[nn.Module]) -> frozenset[str]:
         if name.startswith("_") or name in vars(PreTrainedModel) or name in vars(nn.Module):
             if name != "forward":
                 continue
-        steps = [step.argval for step in dis.get_instructions(inspect.unwrap(function))]
-        found.update(owner for owner, part in zip(steps, steps[1:], strict=False) if part == "weight")
-    return frozenset(name for name in found if isinstance(name, str))
+        found |= _weights_in(inspect.unwrap(function).__code__)
+    return frozenset(found)
+
+
+@functools.lru_cache(1024)  # models share most of their classes
+def _weights_in(code: types.CodeType) -> frozenset[str]:
+    """Returns the names before ``.weight``."""
+    steps = [step.argval for step in dis.get_instructions(code)]
+    owners = (owner for owner, part in zip(steps, steps[1:], strict=False) if part == "weight")
+    return frozenset(name for name in owners if isinstance(name, str))
