@@ -66,6 +66,8 @@ def test_it_is_the_model_of_these_numbers(case, dtype):
     assert not torch.equal(whole, exact)
     for tokens in (1, 3):
         torch.testing.assert_close(logits(own, ids[:, :tokens]), whole[:, :tokens], **near)
+    table, embedded = own.get_input_embeddings(), twin.get_input_embeddings()(ids)
+    assert torch.equal(table(ids), embedded) and torch.equal(table(ids.int()), embedded)
 
 
 def test_the_text_is_that_of_plain_decoding():

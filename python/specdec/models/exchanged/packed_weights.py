@@ -42,7 +42,7 @@ class StoredEmbedding:
     weight: torch.Tensor
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        rows, own = self.rows(tokens), super().forward  # type: ignore[misc]
+        rows, own = self.rows(tokens.long()), super().forward  # type: ignore[misc]
         if rows is None:
             return own(tokens)
         if own.__func__ is nn.Embedding.forward and vars(self)["max_norm"] is None:
