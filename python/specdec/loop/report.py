@@ -125,7 +125,7 @@ class PendingReport:
 
 def _copy_to_host(tensor: torch.Tensor) -> torch.Tensor:
     if not tensor.is_cuda:
-        return tensor
+        return tensor.clone()  # because the next replay of a graph overwrites it
     copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return copy.copy_(tensor, non_blocking=True)
 
