@@ -218,6 +218,16 @@ def test_packed_weights_that_were_made_in_inference_mode(tmp_path, monkeypatch):
     assert replays(replayed) > 0
 
 
+def test_a_model_that_was_asked_for_hidden_states_is_recorded():
+    model = copy.deepcopy(tiny_model())
+    model(torch.tensor([[3, 4]]), output_hidden_states=True, output_attentions=True)
+    cached = CachedModel(model)
+    cache = cached.new_cache(1, 20)
+    for _ in range(3):
+        feed(cached, cache, [[3]])
+    assert replays(cached) > 0
+
+
 def test_hooks_and_adapters_are_run():
     model, calls = copy.deepcopy(tiny_model()), []
     assert is_recordable(model)

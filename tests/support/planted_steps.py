@@ -16,6 +16,8 @@ def shifted(logits, drafts, q, **kwargs):
 def biased(logits, drafts, q, **kwargs):
     """Recovers from p instead of max(0, p - q)."""
     out = speculative_step(logits, drafts, q, **kwargs)
+    if not drafts.shape[1]:
+        return out
     plain = speculative_step(logits[:, :1], drafts[:, :0], None, **_first_row(kwargs))
     rejected = (out.num_accepted == 0) & (kwargs["num_drafts"] > 0)
     out.tokens[:, 0] = torch.where(rejected, plain.tokens[:, 0], out.tokens[:, 0])
@@ -31,7 +33,7 @@ def shared_noise(logits, drafts, q, **kwargs):
     """Recovers with the noise that drew the draft (vllm#54282)."""
     out = speculative_step(logits, drafts, q, **kwargs)
     temperature = kwargs["params"].temperature.expand(len(drafts)).tolist()
-    for b, n in enumerate(out.num_accepted.tolist()):
+    for b, n in enumerate(out.num_accepted.tolist() if drafts.shape[1] else []):
         if temperature[b] > 0 and n < int(kwargs["num_drafts"][b]):
             p, drawn_from = ((row[b, n].double() / temperature[b]).softmax(-1) for row in (logits, q))
             residual = (p - drawn_from).clamp(min=0.0).log()[None]

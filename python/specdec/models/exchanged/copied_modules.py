@@ -41,8 +41,10 @@ def _copied(module: M, other: Callable[[nn.Module], nn.Module | None], done: dic
 
 
 def is_hooked(module: nn.Module) -> bool:
-    """Whether somebody else's code expects to run when the module is called."""
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+    """Whether somebody else's code expects to run when the module is called. Transformers leaves hooks in a model that
+    was asked for hidden states or attentions once, which do nothing in calls that do not ask for them."""
+    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    return any(getattr(hook, "__module__", None) != "transformers.utils.output_capturing" for hook in hooks)
 
 
 def numbers_in(modules: Iterable[nn.Module]) -> tuple[object, ...]:

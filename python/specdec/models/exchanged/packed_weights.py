@@ -42,7 +42,8 @@ class StoredEmbedding:
     weight: torch.Tensor
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        rows, own = self.rows(tokens.long()), super().forward  # type: ignore[misc]
+        ids = tokens if tokens.dtype == torch.int64 else tokens.long()
+        rows, own = self.rows(ids), super().forward  # type: ignore[misc]
         if rows is None:
             return own(tokens)
         if own.__func__ is nn.Embedding.forward and vars(self)["max_norm"] is None:
