@@ -37,7 +37,6 @@ class StepTimes:
         self._first = sorted(asked if guess is None else widths)
         self._times = {k: math.log(costs[k]) for k in widths} if costs is not None else {}  # logarithms, at speed 0
         self._speed = 0.0  # logarithm of a factor of all times
-        self._seconds: list[tuple[int, float]] | None = None  # what ``_known`` returns until the next step is timed
         self._turns = dict.fromkeys(widths, 0)  # steps that were asked for a width
         self._visits = dict.fromkeys(range(widths[-1] + 1), 0)  # those that had it
         self._asked, self._found = [0.0] * widths[-1], [0.0] * widths[-1]  # steps, by the drafts' position
@@ -74,7 +73,6 @@ class StepTimes:
         if asked in self._turns:
             self._turns[asked] += 1
         self._visits[width] += 1
-        self._seconds = None
         count, time, line = self._visits[width] - 1, math.log(seconds) - self._speed, len(self._times) > 1
         if count == 0 and line:  # it warms caches
             return
@@ -87,7 +85,6 @@ class StepTimes:
             error = min(max(time - known, -SURPRISE), SURPRISE)
             self._times[width] = known + max(1 / (count + 1), WIDTH_RATE) * error
             self._speed += SPEED_RATE * error
-        self._seconds = None
 
     @property
     def is_known(self) -> bool:
@@ -98,11 +95,8 @@ class StepTimes:
     def _known(self) -> list[tuple[int, float]]:
         """Returns the timed widths, ascending, and their seconds. With a guess, a time counts when another step
         confirmed it."""
-        if self._seconds is None:
-            least = 0 if self._fixed or self._guess is None else SEEN + 1
-            known = sorted((k, t) for k, t in self._times.items() if self._visits[k] >= least)
-            self._seconds = [(k, math.exp(t + self._speed)) for k, t in known]
-        return self._seconds
+        least = 0 if self._fixed or self._guess is None else SEEN + 1
+        return [(k, math.exp(t + self._speed)) for k, t in sorted(self._times.items()) if self._visits[k] >= least]
 
     def of(self, width: int) -> float:
         """Returns T(width) in seconds, by the line through the timed widths around it, and beyond them by the guess."""
