@@ -18,7 +18,8 @@
 namespace specdec::cpu {
 namespace {
 
-constexpr int64_t kParts = 8, kMostThreads = 256;  // parts of a job for each thread
+constexpr int64_t kParts = 8;  // of a job for each thread
+constexpr int64_t kMostThreads = 256;
 constexpr int kShort = 2000, kLong = 8000;  // looks, some 20 and 100 µs: at what is about to end, and for the next job
 
 void pause() {
