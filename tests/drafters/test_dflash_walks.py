@@ -67,7 +67,7 @@ def steps(monkeypatch) -> list[tuple[torch.Tensor, torch.Tensor, list[int]]]:
 def test_sampled_texts_have_the_distribution_of_the_target(kind, rule, tmp_path, steps):
     """DSpark's drafts end where its head is not sure, which the drafts before decide."""
     more = {"confidence": 0.5} if kind == "dspark" else {}
-    check_text_distribution(toy_model(1), toy_head(tmp_path, kind, **more), 5_000, rule=rule)
+    check_text_distribution(toy_model(1), toy_head(tmp_path, kind, **more), 10_000, rule=rule)
     counts = torch.cat([(tokens >= 0).sum(1) for _, tokens, _ in steps]) if more else torch.tensor([0, 1, 2])
     assert counts.bincount(minlength=3).min() > 0
 
@@ -78,8 +78,8 @@ def test_what_withdraws_a_draft_because_of_what_it_is_is_found(rule, tmp_path, m
     monkeypatch.setattr(
         HeadDraftSession, "_sure", lambda session, drafts, step, sure: own(session, drafts, step, drafts.tokens % 2.0)
     )
-    with pytest.raises(AssertionError, match=r"^([3-9]\d\d|\d{4})"):  # chi-square, where 190 is the most
-        check_text_distribution(toy_model(1), toy_head(tmp_path, "dspark", confidence=0.5), 5_000, rule=rule)
+    with pytest.raises(AssertionError, match=r"^\d{4}"):  # chi-square, where 190 is the most
+        check_text_distribution(toy_model(1), toy_head(tmp_path, "dspark", confidence=0.5), 10_000, rule=rule)
 
 
 # ---- where drafts end --------------------------------------------------------------------------------------

@@ -127,7 +127,7 @@ def test_the_distribution_of_texts(rule):
     """The window moves within the text, by one token in each step or more."""
     target = toy_model(1)
     prompt = [1, 2, 0, 3, 4, 4, 1]
-    check_text_distribution(target, windowed(target, toy_model(2), 2), 5_000, prompt=prompt, rule=rule)
+    check_text_distribution(target, windowed(target, toy_model(2), 2), 20_000, prompt=prompt, rule=rule)
 
 
 @pytest.mark.parametrize("drafter", ("suffix", "predicted"))

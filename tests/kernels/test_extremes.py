@@ -121,13 +121,13 @@ def test_logits_beyond_what_float32_resolves(backend, large, temperature, filter
 def test_a_ratio_beyond_float32_keeps_no_draft_after_an_impossible_one(backend, lowest):
     """Rule `block`: the first draft has p(x) = 0, and the second p(x) / q(x) = infinity. 0 times that is 0."""
     device = device_of(backend)
-    target, q = torch.zeros(16, 4, 4), torch.zeros(16, 3, 4)
+    target, q = torch.zeros(64, 4, 4), torch.zeros(64, 3, 4)
     target[:, 0, 0], target[:, 1, 1], q[:, 1, 1] = -INF, 50.0, lowest
     out = speculative_step(
-        target.to(device), torch.tensor([[0, 1, 2]]).expand(16, 3).to(device), q.to(device), rule="block",
-        params=SamplingParams(), seed=torch.arange(16).to(device), position=3, backend=backend,
+        target.to(device), torch.tensor([[0, 1, 2]]).expand(64, 3).to(device), q.to(device), rule="block",
+        params=SamplingParams(), seed=torch.arange(64).to(device), position=3, backend=backend,
     )  # fmt: skip
-    assert out.num_accepted.tolist() == [0] * 16 and (out.tokens[:, 0] > 0).all()
+    assert out.num_accepted.tolist() == [0] * 64 and (out.tokens[:, 0] > 0).all()
 
 
 def test_masked_tokens_stay_masked_where_denormal_numbers_are_zero():

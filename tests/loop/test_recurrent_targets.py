@@ -302,7 +302,7 @@ def test_not_a_number_ends_with_its_sequence(case):
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_the_distribution_of_texts(case, rule):
     """Sampled drafts of a model with a state, verified by another one."""
-    check_text_distribution(toy(case, 1), toy(case, 2), 5_000, rule=rule)
+    check_text_distribution(toy(case, 1), toy(case, 2), 20_000, rule=rule)
 
 
 @functools.cache
