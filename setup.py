@@ -1,5 +1,6 @@
 """Builds the native extensions: LibTorch's stable ABI and Python's limited API, so one binary serves torch >= 2.11.
 
+``specdec.drafters._C`` finds what a text repeats, and knows nothing of torch.
 Both packages of operations, ``specdec_kernels`` and ``specdec_layers``, have a ``_C`` with the CPU kernels, and a
 ``_C_cuda`` with the CUDA kernels. That is built where nvcc is and torch has CUDA, or where SPECDEC_CUDA=1 asks for it
 (0 leaves it out); it loads on a torch with CUDA only. TORCH_CUDA_ARCH_LIST names its architectures.
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import setuptools
 import torch
-from setuptools import setup
+from setuptools import Extension, setup
 from torch.utils import cpp_extension
 from torch.utils.cpp_extension import BuildExtension, CppExtension
 
@@ -115,9 +116,18 @@ class KeepObjects(BuildExtension):
         self.build_temp = asked or os.path.join("build", f"objects-{key}")
 
 
+def drafters_extension() -> Extension:
+    sources = sorted(glob("csrc/drafters/*.cpp"))
+    depends = sorted(glob("csrc/drafters/*.h"))
+    return Extension(
+        "specdec.drafters._C", sources, depends=depends, extra_compile_args=flags, py_limited_api=True, language="c++"
+    )
+
+
 home = cuda_home()
 setup(
     ext_modules=[
+        drafters_extension(),
         *(cpu_extension(package, folder) for package, folder in PACKAGES.items()),
         *(cuda_extension(package, folder, home) for package, folder in PACKAGES.items() if home),
     ],

@@ -125,6 +125,7 @@ OF_SAMPLING = r"core/(accept|distribution|params|random|tree)\.h"
 UNKNOWN = {
     ("specdec_kernels", "csrc/cpu", "csrc/cuda", "csrc/*.*"): r"specdec_layers|layers/",
     ("python/specdec_layers", "csrc/layers"): rf"specdec_kernels|{OF_SAMPLING}|\.\./\.\./(cpu|cuda)/",
+    ("csrc/drafters",): r"torch|specdec_(kernels|layers)|\.\./",
     ("csrc/common",): rf"specdec_(kernels|layers)|{OF_SAMPLING}|\.\./(cpu|cuda|layers)/",
 }
 

@@ -32,7 +32,7 @@ PACKAGES = {
     "specdec_layers": ROOT / "python" / "specdec_layers",
 }
 NAME = re.compile(r"specdec_kernels-[\w.]+-cp311-abi3-(?:many)?linux_\w+\.whl")
-EXTENSIONS = ("specdec_kernels/_C.abi3.so", "specdec_layers/_C.abi3.so")
+EXTENSIONS = tuple(f"{package}/_C.abi3.so" for package in ("specdec/drafters", "specdec_kernels", "specdec_layers"))
 # Torch's are loaded by `import torch` before ours; the others belong to every system that manylinux describes.
 LIBRARIES = re.compile(r"lib(torch|torch_cpu|c10|stdc\+\+|gcc_s|m|c|pthread|dl|rt)\.so(\.\d+)?|ld-linux\S*\.so\.\d+")
 COPIED = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from specdec import AdaptiveDrafts, SpeculativeDecoder
-from specdec.drafters import BatchState, Drafter, Drafts, DraftSession, Step
+from specdec.drafters import BatchState, Copies, Drafter, Drafts, DraftSession, Step
 from support.dropped import drops_drafter
 from support.models import generate, prompts, tunable_pair
 
@@ -63,6 +63,56 @@ def test_a_drafter_that_fails_is_dropped(fault, call):
     assert result.tokens == generate(target, None, ragged, 0, max_new_tokens=NEW).tokens
     assert set(result.status) == {0}
     assert result.stats.drafted <= 3 * 4 * (call - 1)
+
+
+COPIES = {
+    "fewer rows": Copies([[1, 2]], [3]),
+    "fewer matches": Copies([[1, 2], [3], []], [3, 3]),
+    "no numbers": Copies([[1, 2], [3], []], [3, 2.5, 0]),
+    "numbers below 0": Copies([[1, 2], [3], []], [3, -1, 0]),
+    "no tokens": Copies([[1, 2], ["x"], []], [3, 3, 0]),
+    "no lists": Copies([1, 2, 3], [3, 3, 0]),
+}
+
+
+class Copier(Drafter, DraftSession):
+    copying = True
+
+    def __init__(self, find):
+        self.find = find
+
+    def start(self, batch: BatchState) -> Copier:
+        return self
+
+    def propose(self, step: Step) -> Copies:
+        return self.find(step.texts)
+
+
+@pytest.mark.parametrize("fault", COPIES)
+@pytest.mark.parametrize("num_drafts", [4, AdaptiveDrafts(4, costs=[1.0] * 5)])
+def test_a_drafter_that_copies_what_cannot_be_learned_from_is_dropped(fault, num_drafts):
+    target, ragged = tunable_pair(0.3)[0], prompts(3, 2, 9)
+
+    with drops_drafter("the drafter failed and is dropped, decoding goes on: "):
+        result = generate(target, Copier(lambda texts: COPIES[fault]), ragged, num_drafts, max_new_tokens=NEW)
+    assert result.drafter_error and set(result.status) == {0} and result.stats.drafted == 0
+    assert result.tokens == generate(target, None, ragged, 0, max_new_tokens=NEW).tokens
+
+
+def test_copied_tokens_outside_the_vocabulary_end_their_row_alone():
+    """And more tokens than a row may draft are left out."""
+    target, ragged = tunable_pair(0.3)[0], prompts(3, 2, 9)
+    plain = generate(target, None, ragged, 0, max_new_tokens=NEW)
+
+    def find(texts: list[list[int]]) -> Copies:
+        wholes = map(list.__add__, ragged, plain.tokens)
+        first, _, third = (whole[len(text) :] for whole, text in zip(wholes, texts, strict=True))
+        return Copies([[*first[:1], 10**6], [-5], third], [9, 9, 9])
+
+    result = generate(target, Copier(find), ragged, 4, max_new_tokens=NEW)
+    assert result.drafter_error is None and result.tokens == plain.tokens
+    assert [stats.accepted for stats in result.sequence_stats] == [NEW // 2, 0, NEW * 4 // 5]
+    assert [stats.drafted for stats in result.sequence_stats] == [NEW // 2, 0, NEW * 4 // 5]
 
 
 @pytest.mark.parametrize("adaptive", [False, True])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -108,11 +107,6 @@ def test_arguments_are_checked(arguments):
     name = list(arguments)[-1]
     with pytest.raises(ValueError, match=rf"^{name}: got {arguments[name]!r}, allowed: an integer"):
         PromptLookupDrafter(**arguments)
-
-
-def test_device_is_that_of_the_step():
-    step = SimpleNamespace(allowed=[2], texts=[[1, 2, 1, 2]], last_two=torch.empty(1, 2, device="meta"))
-    assert start(PromptLookupDrafter(), [[1, 2]]).propose(step).tokens.device.type == "meta"
 
 
 @pytest.mark.parametrize("rule", (pytest.param("token", marks=pytest.mark.nightly), "block"))

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 import threading
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from specdec import Request, Scheduler, SpeculativeDecoder, SuffixDrafter, SuffixMemories, SuffixMemory
-from specdec.drafters.suffix_automaton import Cursor, SuffixAutomaton
+from specdec.drafters.suffix_automaton import Cursor, SuffixAutomaton, native
 from support.drafting import Repeats, check_plain_texts, copied, draft, found, start
 from support.models import generate, prompts, tiny_model
 
@@ -40,13 +42,25 @@ def suffix_in(other: list[int], text: list[int]) -> tuple[int, int]:
     return 0, 0
 
 
+def text_of(automaton: SuffixAutomaton) -> list[int]:
+    """The whole text, with -1, -2, ... as separators."""
+    text, separators = [], 0
+    while (missing := len(automaton) - len(text)) > 0:
+        piece = automaton.copied(len(text), missing)
+        if len(piece) < missing:
+            separators += 1
+            piece.append(-separators)
+        text += piece
+    return text
+
+
 @exploring
 @given(texts)
-def test_longest_earlier_suffix(text):
+def test_longest_suffix(text):
     automaton = SuffixAutomaton()
     for known in range(len(text) + 1):
-        assert automaton.tokens == text[:known]
-        assert automaton.longest_earlier_suffix() == earlier_suffix(text[:known])
+        assert text_of(automaton) == text[:known]
+        assert automaton.longest_suffix() == earlier_suffix(text[:known])
         automaton.extend(text[known : known + 1])
 
 
@@ -54,12 +68,13 @@ def test_longest_earlier_suffix(text):
 @given(st.lists(texts, max_size=4), st.lists(texts, max_size=4), texts)
 def test_cursor_sees_the_text_as_it_was(before, after, other):
     """No match crosses two texts, nor reaches what came after the cursor, however often states were split."""
-    automaton = SuffixAutomaton()
-    for text in before:
+    automaton, seen = SuffixAutomaton(), []
+    for i, text in enumerate(before, 1):
         automaton.extend(text)
         automaton.separate()
-    cursor, seen = Cursor(automaton), list(automaton.tokens)
-    assert sum(token < 0 for token in seen) == len(before) == len({token for token in seen if token < 0})
+        seen += [*text, -i]
+    cursor = Cursor(automaton)
+    assert text_of(automaton) == seen
     for known, token in enumerate(other):
         cursor.follow([token])
         assert cursor.followed == known + 1
@@ -72,29 +87,72 @@ def test_cursor_sees_the_text_as_it_was(before, after, other):
 @exploring
 @given(st.lists(texts, min_size=1, max_size=4))
 def test_earlier_suffixes_do_not_cross_separators(parts):
-    automaton = SuffixAutomaton()
-    for part in parts[:-1]:
+    automaton, whole = SuffixAutomaton(), []
+    for i, part in enumerate(parts[:-1], 1):
         automaton.extend(part)
         automaton.separate()
+        whole += [*part, -i]
     automaton.extend(parts[-1])
-    length, end = automaton.longest_earlier_suffix()
-    assert (length, end) == earlier_suffix(automaton.tokens)
-    assert length <= len(parts[-1]) and all(token >= 0 for token in automaton.tokens[end - length : end])
+    whole += parts[-1]
+    length, end = automaton.longest_suffix()
+    assert (length, end) == earlier_suffix(whole)
+    assert length <= len(parts[-1]) and all(token >= 0 for token in whole[end - length : end])
+    for place in range(len(whole)):  # nor does a copy
+        up_to_separator = list(itertools.takewhile(lambda token: token >= 0, copied(whole, place, 9)))
+        assert automaton.copied(place, 9) == up_to_separator
+
+
+@exploring
+@given(texts)
+def test_what_follows(text):
+    """Of every suffix that occurs before: the tokens after it in the order in which they came, and how often. What ends
+    the text is not counted before something follows it."""
+    automaton = SuffixAutomaton(text)
+    for length, state in automaton.suffixes(1, len(text)):
+        suffix = text[-length:]
+        ends = [end for end in range(length, len(text)) if text[end - length : end] == suffix]
+        whole, counted = (
+            dict.fromkeys(text[end] for end in ends),
+            Counter(text[end] for end in ends if end + 1 < len(text)),
+        )
+        assert [(t, n) for t, _, n in automaton.following(state)] == [(t, max(counted[t], 1)) for t in whole]
+    assert automaton.suffixes(2, 1) == [each for each in automaton.suffixes(1, 9) if each[0] >= 2][:1]
+
+
+def test_what_an_automaton_cannot_hold_is_refused():
+    automaton = SuffixAutomaton([1, 2, 1])
+    for tokens, error in (
+        ([2**31], OverflowError),
+        ([-(2**40)], OverflowError),
+        (["1"], TypeError),
+        ([1.0], TypeError),
+    ):
+        with pytest.raises(error):
+            automaton.extend([5, *tokens])
+        with pytest.raises(error):
+            Cursor(automaton).follow(tokens)
+    assert len(automaton) == 3 and automaton.longest_suffix() == (1, 1)
+    for call in (lambda: automaton.copied(3, 1), lambda: automaton.copied(-1, 1), lambda: automaton.copied(0, -1)):
+        with pytest.raises(IndexError, match="allowed: 0 to 2"):
+            call()
+    for state in (-1, 10**6):
+        with pytest.raises(IndexError, match=f"state: got {state}"):
+            automaton.following(state)
 
 
 def test_size_and_work_are_linear():
     """At most 2 n states and 3 n transitions (Blumer et al.), and of a text with a period the right length."""
     for text in ([0] * 3000, [0, 1] * 1500, prompts(1, 3000, 3000)[0]):
         automaton = SuffixAutomaton(text)
-        assert len(automaton._next) <= 2 * len(text)
-        assert sum(map(len, automaton._next)) <= 3 * len(text)
+        tokens, states, edges = native.sizes(automaton._native)
+        assert tokens == len(text) and states <= 2 * len(text) and edges <= 3 * len(text)
     automaton = SuffixAutomaton([0] * 3000)
-    length, end = automaton.longest_earlier_suffix()
+    length, end = automaton.longest_suffix()
     assert length == 2999 and 2999 <= end < 3000
     automaton.extend([1])
-    assert automaton.longest_earlier_suffix() == (0, 0)
+    assert automaton.longest_suffix() == (0, 0)
     automaton.extend([0, 0])
-    length, end = automaton.longest_earlier_suffix()
+    length, end = automaton.longest_suffix()
     assert length == 2 and 2 <= end <= 3000
 
 
@@ -258,7 +316,7 @@ def test_memory_is_bounded_and_forgets_the_oldest(added, max_tokens):
             while len(kept) > 1 and sum(map(len, kept)) > max_tokens // 2:
                 kept.pop(0)
         assert len(memory) == sum(map(len, kept)) <= max_tokens
-        tokens = memory.cursor().tokens
+        tokens = text_of(memory._automaton)
         assert [t for t in tokens if t >= 0] == [t for text in kept for t in text]
         assert len(tokens) == len(memory) + len(kept)
 
@@ -305,8 +363,9 @@ def test_memory_shared_by_threads():
         sys.setswitchinterval(interval)
     assert not errors
     assert 1000 < len(memory) <= 2000
-    tokens = memory.cursor().tokens
-    assert tokens == SuffixAutomaton(tokens).tokens and sum(token < 0 for token in tokens) * 10 == len(memory)
+    tokens = text_of(memory._automaton)
+    assert native.sizes(SuffixAutomaton(tokens)._native) == native.sizes(memory._automaton._native)
+    assert sum(token < 0 for token in tokens) * 10 == len(memory)
 
 
 def test_memory_does_not_grow_while_it_is_read():
@@ -323,10 +382,10 @@ def test_memory_does_not_grow_while_it_is_read():
         for thread in threads:
             thread.join(0.1)
             assert thread.is_alive()
-        assert memory._automaton.tokens == [1, 2, 3, -1]
+        assert text_of(memory._automaton) == [1, 2, 3, -1]
     for thread in threads:
         thread.join()
-    assert drafts == [[3]] and memory._automaton.tokens == [1, 2, 3, -1, 4, 5, -2]
+    assert drafts == [[3]] and text_of(memory._automaton) == [1, 2, 3, -1, 4, 5, -2]
 
 
 @pytest.mark.parametrize(

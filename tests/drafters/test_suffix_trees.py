@@ -148,7 +148,7 @@ def test_trees_accept_more_than_chains():
             if nodes:
                 paths = set(paths_of(session, [text[:known]], 8)[0])
             else:
-                chain = session.propose(step).tokens[0].tolist()
+                chain = session.propose(step).tokens[0]
                 paths = {tuple(chain[:n]) for n in range(1, len(chain) + 1)}
             while known + accepted < len(text) and tuple(text[known : known + accepted + 1]) in paths:
                 accepted += 1

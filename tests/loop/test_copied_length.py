@@ -3,6 +3,7 @@ fast as the best fixed number, and never slower than plain decoding by more than
 
 from __future__ import annotations
 
+import itertools
 import random
 import statistics
 from collections import Counter
@@ -11,7 +12,7 @@ import pytest
 from specdec import AdaptiveDrafts, PromptLookupDrafter, Request, Scheduler, SpeculativeDecoder, SuffixDrafter
 from specdec.drafters import Copies
 from specdec.drafters.predicted import PredictedDrafter
-from specdec.loop.copied_length import LONGEST, LOOK_AROUND, LOOK_AROUND_0, Chances, CopiedK
+from specdec.loop.copied_length import LONGEST, LOOK_AROUND, LOOK_AROUND_0, LOOKING, LOOKS, PAUSE, Chances, CopiedK
 from specdec.loop.draft_length import AdaptiveK, CopyResult, RowResult, StepOutcome
 from support.drafting import Repeats
 from support.models import generate, prompts, tiny_model, tunable_pair
@@ -221,6 +222,29 @@ def test_other_widths_are_looked_at_now_and_then():
     assert chosen[8] > 0.9 * 20 * LOOK_AROUND and 5 < chosen[4] < 40 and not {3, 5, 6, 7} & chosen.keys()
 
 
+@pytest.mark.parametrize("look", [0.004, 0.06, 0.9])
+def test_looking_in_vain_takes_no_more_than_its_share(look):
+    """Each time takes so much of a plain step. It stops for a while only, also where one takes nearly a step."""
+    lengths, looked = CopiedK(AdaptiveDrafts()), []
+    for step in range(1000):
+        if asked := lengths.choose(1, 1, [8]):
+            looked.append(step)
+        lengths.observe(StepOutcome(1, asked, 0, [], 1.0, looking=look if asked else 0.0))
+    pauses = [after - before for before, after in itertools.pairwise(looked)]
+    assert asked in (0, 8) and max(pauses) <= PAUSE + 1 and looked[-1] >= 1000 - PAUSE - 1
+    assert look * len(looked) <= max(LOOKING + look + 1000 * LOOKS, 1.1 * look * 1000 / PAUSE)
+    assert look > LOOKS or len(looked) == 1000
+    lengths.observe(StepOutcome(1, 8, 8, [], 1.0, looking=look))  # which had drafts
+    assert lengths.choose(1, 1, [8]) == 8
+
+
+def test_nothing_that_is_timed_counts_where_times_are_given():
+    lengths = CopiedK(AdaptiveDrafts(costs=FLAT))
+    for _ in range(100):
+        lengths.observe(StepOutcome(1, 8, 0, [], 1.0, looking=10.0))
+        assert lengths.choose(1, 1, [8]) == 8
+
+
 def test_nothing_is_chosen_where_texts_depend_on_it():
     lengths = CopiedK(AdaptiveDrafts(8, fixed=3))
     assert not lengths.chooses(text_depends=True) and lengths.fixed == 3
@@ -256,7 +280,7 @@ def test_texts_do_not_depend_on_what_is_verified(name, monkeypatch):
     ids, settings = prompts(3, 5, 20), {"max_new_tokens": 40, "eos_token_id": []}
     for more in ({}, {"params": SamplingParams(0.7), "rule": "coupled", "seed": 3}):
         plain = generate(tiny_model(), None, ids, 0, **settings, **more)
-        found = generate(tiny_model(), DRAFTERS[name](), ids, AdaptiveDrafts(), **settings, **more)
+        found = generate(tiny_model(), DRAFTERS[name](), ids, AdaptiveDrafts(costs=FLAT), **settings, **more)
         assert found.tokens == plain.tokens and found.drafter_error is None
         assert 0 < found.stats.accepted < found.stats.drafted
     assert {0, 1, 2} < {*chosen}
@@ -281,7 +305,7 @@ def test_only_what_is_verified_counts(monkeypatch):
 @pytest.mark.parametrize("width", [0, 2, 8])
 def test_what_texts_show_is_learned_whatever_is_verified(width, monkeypatch):
     cuts(monkeypatch, lambda longest: min(longest, width))
-    decoder = SpeculativeDecoder(tiny_model(), SuffixDrafter(), AdaptiveDrafts())
+    decoder = SpeculativeDecoder(tiny_model(), SuffixDrafter(), AdaptiveDrafts(costs=FLAT))
     text = prompts(1, 30, 30)[0]
     decoder.generate([text * 2], max_new_tokens=60, logits_processor=[Repeats(30)], eos_token_id=[])
     assert (before := decoder._lengths.chances.of(LONGEST)) > 0.95

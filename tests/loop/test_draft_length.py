@@ -24,7 +24,7 @@ ALPHAS = (0.0, 0.2, 0.4, 0.6, 0.8, 0.95)
 ROWS = (1, pytest.param(8, marks=pytest.mark.nightly))
 
 
-def of_the_best(costs, alpha, rows: int, steps: int = 1500, runs: int = 2, **more) -> float:
+def of_the_best(costs, alpha, rows: int, steps: int = 1500, runs: int = 6, **more) -> float:
     """The speed with times that have to be learned, relative to an oracle's."""
     ours, best = [], []
     for seed in range(runs):

@@ -222,7 +222,10 @@ MUTATIONS: list[Mutation] = [
         "python/specdec/loop/copied_length.py",
         "tests/loop/test_copied_length.py",
         {
-            "copies-are-all-as-likely-as-their-first-token": ("matched + k - 1", "matched"),
+            "copies-are-all-as-likely-as-their-first-token": (
+                "self._chances[first : first + count]",
+                "self._chances[first : first + 1]",
+            ),
             "copies-learn-from-what-follows-a-wrong-one": (
                 "            if guess != token:\n                return\n",
                 "",

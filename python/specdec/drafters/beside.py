@@ -9,7 +9,7 @@ import torch
 
 from ..checks import refuse
 from ..models.forward.cached_model import CachedModel
-from .protocol import BatchState, Drafter, Drafts, DraftSession, Step
+from .protocol import BatchState, Copies, Drafter, Drafts, DraftSession, Step
 
 
 class BesideDrafter(Drafter):
@@ -74,10 +74,11 @@ class BesideSession(DraftSession):
         if self.other is not None:
             self.other.release()
 
-    def of_other(self, step: Step, apart: Collection[int]) -> Drafts:
-        """Returns the other session's drafts for the rows that are not ``apart``; none for those."""
+    def of_other(self, step: Step, apart: Collection[int]) -> Drafts | Copies | None:
+        """Returns the other session's drafts for the rows that are not ``apart``; none for those. None: it was not
+        asked, as no row is left to it."""
         if self.other is None:
-            return Drafts.none(step)
+            return None
         missed = {row: n for row, n in self.behind.items() if step.allowed[row] and row not in apart}
         if missed:
             self.observe({row: step.texts[row] for row in missed}, missed)
@@ -86,14 +87,15 @@ class BesideSession(DraftSession):
         for row in apart if any(allowed) else [row for row, text in enumerate(step.texts) if text]:
             self.behind.setdefault(row, max(len(step.texts[row]) - 2, 0))
         if not any(allowed):
-            return Drafts.none(step)
+            return None
         if apart:
             # A drafter with a state must not be fed a text with a gap.
             away = torch.tensor([row in apart for row in range(len(allowed))], device=step.slots.device)[:, None]
             slots = step.slots.masked_fill(away, self.batch.capacity - 1)
             positions = step.positions.masked_fill(away, 0)
             step = dataclasses.replace(step, allowed=allowed, slots=slots, positions=positions)
-        return self.other.propose(step)._replace(caught_up=bool(missed))
+        drafts = self.other.propose(step)
+        return drafts._replace(caught_up=True) if missed and isinstance(drafts, Drafts) else drafts
 
 
 def replaced(drafts: Drafts, proposals: Mapping[int, list[int]]) -> Drafts:

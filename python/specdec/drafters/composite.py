@@ -85,8 +85,8 @@ class CompositeSession(BesideSession):
         super().begin(prompts)
 
     def propose(self, step: Step) -> Drafts:
-        copies = self.copier.propose(step).copies
-        assert copies is not None  # as it says that it copies
+        copies = self.copier.propose(step)
+        assert isinstance(copies, Copies)  # as it says that it copies
         share = step.share(copies, step.allowed, bool(self.behind))
         step = shortened(step, share.num_drafts)
         proposals = {
@@ -94,7 +94,8 @@ class CompositeSession(BesideSession):
             for row, (most, copying) in enumerate(zip(step.allowed, share.copying, strict=True))
             if most and copying
         }
-        drafts = self.of_other(step, proposals)
+        drafts = self.of_other(step, proposals) or Drafts.none(step)
+        assert isinstance(drafts, Drafts)  # as it says that it does not copy
         return replaced(drafts, proposals)._replace(copies=copies, share=share)
 
     def end(self, row: int, output: list[int]) -> None:

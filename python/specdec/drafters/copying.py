@@ -1,5 +1,4 @@
-"""Shared by drafters without a model: copies proposals from texts, merges continuations of a text to trees, and makes
-tensors of those of a batch."""
+"""Shared by drafters without a model: copies proposals from texts, and merges continuations of a text to trees."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ from collections.abc import Iterable, Sequence, Set
 
 import torch
 
-from .protocol import Copies, Drafts, Step
+from .protocol import Drafts
 
 
 def copy_from(text: list[int], start: int, count: int) -> list[int]:
@@ -21,20 +20,9 @@ def copy_from(text: list[int], start: int, count: int) -> list[int]:
 
 def until_end(proposal: list[int], ends: Set[int]) -> list[int]:
     """Returns the proposal up to its first token of ``ends``: none after an end-of-sequence token can be emitted."""
-    return proposal[: next((i for i, token in enumerate(proposal, 1) if token in ends), len(proposal))]
-
-
-def copied(copies: Copies, ends: Sequence[Set[int]], step: Step) -> Drafts:
-    """Returns drafts with a one-hot q, as many columns as the longest proposal has tokens; shorter ones end in -1.
-
-    Args:
-        copies: of the batch's first rows.
-        ends: by row, the end-of-sequence tokens after which a proposal is cut.
-    """
-    if not any(copies.tokens):
-        return Drafts.none(step)._replace(copies=copies)
-    proposals = [until_end(proposal, ends[row]) for row, proposal in enumerate(copies.tokens)]
-    return Drafts.of(proposals, step)._replace(copies=Copies(proposals, copies.matched))
+    if ends.isdisjoint(proposal):
+        return proposal
+    return proposal[: next(i for i, token in enumerate(proposal, 1) if token in ends)]
 
 
 class Branches:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
 from typing import TypeVar
 
 import torch
 
 from ..checks import is_failure, refuse
 from ..result import error_text
-from .protocol import BatchState, Drafter, Drafts, DraftSession, Step
+from .protocol import BatchState, Copies, Drafter, Drafts, DraftSession, Step
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -27,6 +28,7 @@ class GuardedSession:
     def __init__(self, drafter: Drafter, batch: BatchState):
         self.error: str | None = None
         self.raising, self._batch = False, batch
+        self._seconds = 0.0
         self._session: DraftSession | None = None
         self._session = self._guarded(lambda: _started(drafter, batch))
 
@@ -56,7 +58,15 @@ class GuardedSession:
         before."""
         if (session := self._session) is None:
             return None
-        return self._guarded(lambda: self._cut(self._checked(session.propose(step), step), step))
+        began = perf_counter()
+        drafts = self._guarded(lambda: self._verified(session.propose(step), step))
+        self._seconds += perf_counter() - began
+        return drafts
+
+    def take_seconds(self) -> float:
+        """Returns how long the host has taken to propose since the last call."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
 
     def refused(self, error: ValueError) -> bool:
         """Drops the session because verification refused its drafts. Returns False if there is none, so that the error
@@ -92,12 +102,26 @@ class GuardedSession:
         # The error's own text is left to its traceback: it may quote a prompt, and a server's log leaves it out.
         logger.warning("the drafter failed and is dropped, decoding goes on", exc_info=error)
 
-    def _checked(self, drafts: Drafts, step: Step) -> Drafts:
+    def _verified(self, proposed: Drafts | Copies, step: Step) -> Drafts:
+        """Returns what is verified of what was proposed."""
+        columns = self._batch.nodes or step.num_drafts
+        if isinstance(proposed, Copies) and not self._batch.nodes:
+            _check_copies(proposed, len(step.allowed))
+            if (count := step.cut(proposed)) is not None:
+                columns = count
+            chains = [tokens[:columns] for tokens in proposed.tokens]
+            drafts = (Drafts.of(chains, step) if columns else Drafts.none(step))._replace(copies=proposed)
+        else:
+            drafts = self._checked(proposed, step)
+        return drafts.widened(columns) if step.fixed_shape else drafts
+
+    def _checked(self, drafts: object, step: Step) -> Drafts:
         """Raises for drafts that the target could not be fed, or the report could not hold, since that error would end
         all sequences. What they were drawn from is checked by verification alone."""
         nodes = self._batch.nodes
         if not isinstance(drafts, Drafts):
-            raise TypeError(f"propose() returned {type(drafts).__name__}, allowed: Drafts")
+            allowed = "Drafts, as the batch verifies trees" if nodes else "Drafts or Copies"
+            raise TypeError(f"propose() returned {type(drafts).__name__}, allowed: {allowed}")
         tokens, parents, status = drafts.tokens, drafts.parents, drafts.status
         if (parents is not None) != (nodes > 0):
             wanted = "trees, as the batch verifies them" if nodes else "None: the batch verifies chains"
@@ -120,12 +144,12 @@ class GuardedSession:
             refuse("forwards", repr(drafts.forwards), "an integer")
         return drafts
 
-    def _cut(self, drafts: Drafts, step: Step) -> Drafts:
-        """Returns the columns that are verified."""
-        columns = self._batch.nodes or step.num_drafts
-        if drafts.copies is not None and drafts.tokens.shape[1] and (count := step.cut(drafts.copies)) is not None:
-            columns, drafts = count, drafts.first(count)
-        return drafts.widened(columns) if step.fixed_shape else drafts
+
+def _check_copies(copies: Copies, rows: int) -> None:
+    """Raises where the loop could not learn from them. What their tokens are, tensors of them show."""
+    tokens, matched = copies
+    if not len(tokens) == len(matched) == rows or not all(isinstance(n, int) and n >= 0 for n in matched):
+        refuse("Copies", f"tokens of {len(tokens)} rows, matched {matched!r}", f"{rows} of each, matched integers >= 0")
 
 
 def _started(drafter: Drafter, batch: BatchState) -> DraftSession:

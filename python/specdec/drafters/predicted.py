@@ -72,17 +72,19 @@ class PredictedSession(BesideSession):
         self.batch.timer.lap("prefill")
         super().begin(prompts)
 
-    def propose(self, step: Step) -> Drafts:
+    def propose(self, step: Step) -> Drafts | Copies:
         rows = {*self.places, *self.batch.grammars.rows} & {row for row, most in enumerate(step.allowed) if most}
         known = {row: self._known(row, step.texts[row], step.allowed[row]) for row in sorted(rows)}
         proposals = {row: until_end(tokens, self.batch.ends[row]) for row, (tokens, _) in known.items() if tokens}
         drafts = self.of_other(step, proposals)
+        if drafts is None:
+            drafts = Copies.none(len(step.allowed))
         if not proposals:
             return drafts
-        tokens, matched = drafts.copies or Copies([[] for _ in step.allowed], [0] * len(step.allowed))
+        copies = drafts if isinstance(drafts, Copies) else drafts.copies or Copies.none(len(step.allowed))
         for row, proposal in proposals.items():
-            tokens[row], matched[row] = proposal, known[row][1]
-        return replaced(drafts, proposals)._replace(copies=Copies(tokens, matched))
+            copies.tokens[row], copies.matched[row] = proposal, known[row][1]
+        return copies if isinstance(drafts, Copies) else replaced(drafts, proposals)._replace(copies=copies)
 
     def _known(self, row: int, text: list[int], most: int) -> tuple[list[int], int]:
         """Returns up to ``most`` tokens with which a row's text is known to go on, and how many before them match."""

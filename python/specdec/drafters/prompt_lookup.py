@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ..checks import read_count, refuse
-from .copying import Branches, as_trees, copied, copy_from
+from .copying import Branches, as_trees, copy_from, until_end
 from .protocol import BatchState, Copies, Drafter, Drafts, DraftSession, Step
 
 
@@ -69,12 +69,12 @@ class PromptLookupSession(DraftSession):
             self.indexes[row].update(prompt)
         self.timer.lap("prefill")
 
-    def propose(self, step: Step) -> Drafts:
-        if self.nodes:
-            return self._trees(step)
-        pairs = enumerate(zip(step.texts, step.allowed, strict=True))
-        copies = [self.indexes[row].propose(text, most) if most else ([], 0) for row, (text, most) in pairs]
-        return copied(Copies(*map(list, zip(*copies, strict=True))), self.ends, step)
+    def propose(self, step: Step) -> Drafts | Copies:
+        return self._trees(step) if self.nodes else Copies.of(self._propose, step)
+
+    def _propose(self, row: int, text: list[int], most: int) -> tuple[list[int], int]:
+        tokens, matched = self.indexes[row].propose(text, most)
+        return until_end(tokens, self.ends[row]), matched
 
     def _trees(self, step: Step) -> Drafts:
         trees = []

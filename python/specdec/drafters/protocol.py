@@ -140,6 +140,21 @@ class Copies(NamedTuple):
     tokens: list[list[int]]
     matched: list[int]
 
+    @classmethod
+    def none(cls, rows: int) -> Copies:
+        """Returns that nothing was found in so many rows."""
+        return cls([[] for _ in range(rows)], [0] * rows)
+
+    @classmethod
+    def of(cls, find: Callable[[int, list[int], int], tuple[list[int], int]], step: Step) -> Copies:
+        """Returns what ``find`` finds in the rows that draft, given a row, its text and how many tokens it may draft:
+        tokens, and how many before them match."""
+        copies = cls.none(len(step.texts))
+        for row, (text, most) in enumerate(zip(step.texts, step.allowed, strict=True)):
+            if most:
+                copies.tokens[row], copies.matched[row] = find(row, text, most)
+        return copies
+
 
 class Share(NamedTuple):
     """Who drafts in a step: rows copy, or are left to another drafter, which is not asked if no row is left to it."""
@@ -175,7 +190,7 @@ class Drafts(NamedTuple):
     masked: int = (
         0  # how many drafts of a chain, from the first on, were drawn from what grammars allow, so q is masked
     )
-    copies: Copies | None = None  # of a drafter that copies: where each row's tokens are from
+    copies: Copies | None = None  # all that was found to copy, whether it is verified or not
     one_hot: Sequence[bool] | None = None  # by row of chains: whether q is one-hot, whatever ``logits`` has
     share: Share | None = None  # what the step decided, if it was asked
     caught_up: bool = False  # the drafter has read what it had missed, which took time
@@ -255,8 +270,9 @@ class DraftSession(ABC):
         sequences, and those after steps without drafts. The tokens before ``starts`` were seen."""
 
     @abstractmethod
-    def propose(self, step: Step) -> Drafts:
-        """Returns the step's drafts: chains, or trees if ``BatchState.nodes`` is not 0."""
+    def propose(self, step: Step) -> Drafts | Copies:
+        """Returns the step's drafts: chains, or trees if ``BatchState.nodes`` is not 0. Of a drafter that copies, the
+        chains may be ``Copies``, of which the step verifies as many tokens as pay."""
 
     def accepted(self, path: torch.Tensor) -> None:
         """Takes the accepted nodes of the tree that ``propose`` returned, [n, D + 1] int64, then -1 (``TreeStep``)."""
@@ -272,8 +288,8 @@ class Drafter(ABC):
     """Starts a session for each batch.
 
     Attributes:
-        copying: whether sessions find chains by copying, in a time that is nothing beside a step's. They then say so in
-            ``Drafts.copies``, and how many of their drafts are verified may be chosen afterwards.
+        copying: whether sessions find chains by copying, in a time that is nothing beside a step's, and return them as
+            ``Copies``. How many of them are verified may then be chosen afterwards.
         trees: whether sessions propose trees.
         shares: whether sessions let ``HostStep.share`` decide, for each row, between copies and another drafter.
         samples_trees: whether they draw the nodes of trees under rules ``token`` and ``block``.

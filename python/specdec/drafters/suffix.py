@@ -6,11 +6,10 @@ import math
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import takewhile
 from threading import Lock
 
 from ..checks import read_count, refuse
-from .copying import Branches, as_trees, copied, copy_from
+from .copying import Branches, as_trees, until_end
 from .protocol import BatchState, Copies, Drafter, Drafts, DraftSession, Step
 from .suffix_automaton import Cursor, SuffixAutomaton
 from .suffix_branches import branch
@@ -23,7 +22,7 @@ class SuffixMemory:
     Several batches may use it at once. Each sequence drafts from the texts that were there when it began.
 
     Args:
-        max_tokens: the most tokens of all texts together, >= 1, at about 0.5 KB each. Beyond it the oldest texts are
+        max_tokens: the most tokens of all texts together, >= 1, at about 0.1 KB each. Beyond it the oldest texts are
             removed until half is left, so that a token is indexed again at most once on average. Of a longer text only
             the end is kept.
 
@@ -194,29 +193,27 @@ class SuffixSession(DraftSession):
             self.own[row], self.past[row] = SuffixAutomaton(prompt), None if memory is None else memory.cursor()
         self.timer.lap("prefill")
 
-    def propose(self, step: Step) -> Drafts:
-        self._read(step)
+    def propose(self, step: Step) -> Drafts | Copies:
         if self.nodes:
             trees = [self._tree(row, text, step.allowed[row]) for row, text in enumerate(step.texts)]
             return as_trees(trees, step.last_two.device)
-        pairs = enumerate(zip(step.texts, step.allowed, strict=True))
-        copies = [self._propose(row, text, most) if most else ([], 0) for row, (text, most) in pairs]
-        return copied(Copies(*map(list, zip(*copies, strict=True))), self.ends, step)
+        return Copies.of(self._propose, step)
 
     def _reading(self, row: int) -> AbstractContextManager:
         memory = self.memories[row]
         return nullcontext() if memory is None else memory.reading
 
-    def _read(self, step: Step) -> None:
-        for row, (text, most) in enumerate(zip(step.texts, step.allowed, strict=True)):
-            if most:
-                self.own[row].extend(text[len(self.own[row]) :])
+    def _own(self, row: int, text: list[int]) -> SuffixAutomaton:
+        """Returns the automaton of a row's text."""
+        own = self.own[row]
+        own.extend(text[len(own) :])
+        return own
 
     def _tree(self, row: int, text: list[int], most: int) -> Branches:
         if not most:
             return Branches(0)
         tree, past = Branches(self.nodes, self.ends[row]), self.past[row]
-        sources: list[SuffixAutomaton | Cursor] = [self.own[row]]
+        sources: list[SuffixAutomaton | Cursor] = [self._own(row, text)]
         with self._reading(row):
             if past is not None:
                 past.follow(text[past.followed :])
@@ -226,19 +223,19 @@ class SuffixSession(DraftSession):
 
     def _propose(self, row: int, text: list[int], most: int) -> tuple[list[int], int]:
         """Returns a proposal, and how many tokens its match has."""
-        own, past = self.own[row], self.past[row]
-        (length, end), tokens = own.longest_earlier_suffix(), own.tokens
+        own, past = self._own(row, text), self.past[row]
+        (length, end), tokens = own.longest_suffix(), []
         with self._reading(row):
             if past is not None:
                 past.follow(text[past.followed :])
                 longest, there = past.longest_suffix()
-                if longest > length and past.tokens[there] >= 0:
-                    length, end, tokens = longest, there, past.tokens
-            if length < self.drafter.min_match:
-                return [], 0
-            most = self.drafter.longest(length, most)
-            # Every text of a memory ends in a separator (< 0), and proposals stop there.
-            return list(takewhile(lambda token: token >= 0, copy_from(tokens, end, most))), length
+                if longest > length and longest >= self.drafter.min_match:
+                    tokens = past.copied(there, self.drafter.longest(longest, most))
+                    length = longest if tokens else length  # there are none at the end of an earlier text
+        if length < self.drafter.min_match:
+            return [], 0
+        tokens = tokens or own.copied(end, self.drafter.longest(length, most))
+        return until_end(tokens, self.ends[row]), length
 
     def end(self, row: int, output: list[int]) -> None:
         memory, self.memories[row] = self.memories[row], None

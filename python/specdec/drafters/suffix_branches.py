@@ -39,8 +39,7 @@ def branch(
     """
     matches = []
     for source in sources:
-        longest_first = itertools.takewhile(lambda match: match[0] >= min_match, source.suffixes())
-        matches += [(length, source, state) for length, state in itertools.islice(longest_first, _MATCHES)]
+        matches += [(length, source, state) for length, state in source.suffixes(min_match, _MATCHES)]
     matches.sort(key=lambda match: -match[0])
     root = [_Match(source, state, 0.5**i, longest(n)) for i, (n, source, state) in enumerate(matches, 1)]
     numbers = itertools.count()  # of equally probable nodes, the one that was found first is added first

@@ -278,7 +278,8 @@ class Batch:
         num_drafts = host.num_drafts if drafts.share is None else drafts.share.num_drafts
         width = num_drafts if drafts.parents is not None else min(drafts.tokens.shape[1], num_drafts)
         reading = self.unseen.take_seconds()
-        outcome = StepOutcome(count, num_drafts, width, (), catching_up=reading, forwards=drafts.forwards)
+        looking = self.session.take_seconds() if self.session is not None else 0.0
+        outcome = StepOutcome(count, num_drafts, width, (), None, reading, drafts.forwards, looking)
         sequences = [s if s is not None and s.begun else None for s in self.sequences[:count]]
         self._pending.append(_Launched(sequences, PendingReport(result), wanted, timer, outcome))
         self.steps += 1

@@ -37,7 +37,8 @@ class AdaptiveDrafts:
     ``coupled``, do not depend on K. A sampled text of ``token`` or ``block`` has the target's distribution whatever K
     is, but it is another one for the same seed if K differs. So while there are such texts, K is fixed.
 
-    Of a drafter that copies, the most are looked up in every step, and how many are verified is chosen then.
+    Of a drafter that copies, the most are looked up, and how many are verified is chosen then. Where nothing that is
+    found is worth that, steps in which nothing is looked up come between, so that looking takes 1 % of the time.
 
     Args:
         max_drafts: the largest K, >= 1.
@@ -111,6 +112,7 @@ class StepOutcome(NamedTuple):
     # Seconds before the step in which the drafter read prompts, or what it had missed in steps without drafts.
     catching_up: float | None = None  # None: there was nothing to read
     forwards: int = 1  # of the drafter; 0: what it drafted was copied
+    looking: float = 0.0  # seconds that the host took to draft
 
 
 class DraftLength(ABC):
@@ -234,6 +236,7 @@ class AdaptiveK(TimedK):
         self._tested, self._accepted = [0.0] * self.most, [0.0] * self.most
         self._k, self._keep, self._choices, self._rows = self.widths[1], 0, 0, 0
         self._pause = 0  # plain steps before the next trial
+        self._untimed = 0  # steps before it is asked whether drafts pay that were not timed often enough
         self._balance = 0.0  # plain steps that drafts have won since the last pause; < 0: lost
         self._resumed: StepTimes | None = None  # of the rows whose drafter is about to read what it missed
         self._reading = 0.0  # seconds a step in which the drafter reads prompts
@@ -241,9 +244,14 @@ class AdaptiveK(TimedK):
     def choose(self, rows: int, live: int, caps: Sequence[int]) -> int:
         times = self.times(rows)
         if (missing := times.missing(max(caps))) is not None:
-            # Where drafts do not seem to pay, to time them more often would only lose.
-            if times.missing(max(caps), SEEN) is not None or self._best(times, live, caps):
+            if times.missing(max(caps), SEEN) is not None:
                 return missing
+            # Where drafts do not seem to pay, to time them more often would only lose.
+            self._untimed -= 1
+            if self._k or self._untimed <= 0:
+                self._untimed = CHOICE
+                if self._best(times, live, caps):
+                    return missing
         if rows != self._rows:  # whose steps take other times: what pays is another question
             self._rows, self._keep = rows, 0
         elif self._k == 0:

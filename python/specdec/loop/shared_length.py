@@ -45,7 +45,7 @@ class SharedK(DraftLength):
         copying = []
         for most, matched, tokens in zip(allowed, copies.matched, copies.tokens, strict=True):
             own = sum(alone[:most])
-            copied = self.copied.expected(matched, min(len(tokens), k, most))
+            copied = sum(self.copied.chances.accepted(matched, min(len(tokens), k, most)))
             copying.append(copied > own)
             gained += max(own, copied) if most else 0.0
         width, rate = self.copied.best(rows, live, copies)

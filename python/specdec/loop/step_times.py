@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
+from operator import mul
 
 DECAY = 0.98  # weight of older steps in how many drafts are found
 GUESS_WEIGHT = 2.0  # tests that a first guess of a probability is worth
@@ -37,6 +39,7 @@ class StepTimes:
         self._first = sorted(asked if guess is None else widths)
         self._times = {k: math.log(costs[k]) for k in widths} if costs is not None else {}  # logarithms, at speed 0
         self._speed = 0.0  # logarithm of a factor of all times
+        self._line: list[tuple[int, float]] | None = None  # the timed widths and their seconds; None: to be worked out
         self._turns = dict.fromkeys(widths, 0)  # steps that were asked for a width
         self._visits = dict.fromkeys(range(widths[-1] + 1), 0)  # those that had it
         self._asked, self._found = [0.0] * widths[-1], [0.0] * widths[-1]  # steps, by the drafts' position
@@ -60,11 +63,10 @@ class StepTimes:
 
     def expected(self) -> list[float]:
         """Returns the seconds that a step is expected to take which is asked for 0, 1, ... drafts."""
-        chance, seconds = 1.0, [self.of(0)]
-        for k, found in enumerate(by_position(self._asked, self._found, 1.0), 1):
-            chance *= found
-            seconds.append(seconds[-1] + chance * (self.of(k) - self.of(k - 1)))
-        return seconds
+        times = [self.of(k) for k in range(self.widths[-1] + 1)]
+        chances = accumulate(by_position(self._asked, self._found, 1.0), mul)
+        more = (chance * (after - before) for chance, (before, after) in zip(chances, pairwise(times), strict=True))
+        return [*accumulate(more, initial=times[0])]
 
     def took(self, asked: int, width: int, seconds: float) -> None:
         """Records the time of a step. It is that of the width that was found, however many drafts were asked for."""
@@ -85,6 +87,7 @@ class StepTimes:
             error = min(max(time - known, -SURPRISE), SURPRISE)
             self._times[width] = known + max(1 / (count + 1), WIDTH_RATE) * error
             self._speed += SPEED_RATE * error
+        self._line = None
 
     @property
     def is_known(self) -> bool:
@@ -95,8 +98,10 @@ class StepTimes:
     def _known(self) -> list[tuple[int, float]]:
         """Returns the timed widths, ascending, and their seconds. With a guess, a time counts when another step
         confirmed it."""
-        least = 0 if self._fixed or self._guess is None else SEEN + 1
-        return [(k, math.exp(t + self._speed)) for k, t in sorted(self._times.items()) if self._visits[k] >= least]
+        if self._line is None:
+            least, times = 0 if self._fixed or self._guess is None else SEEN + 1, sorted(self._times.items())
+            self._line = [(k, math.exp(t + self._speed)) for k, t in times if self._visits[k] >= least]
+        return self._line
 
     def of(self, width: int) -> float:
         """Returns T(width) in seconds, by the line through the timed widths around it, and beyond them by the guess."""

@@ -31,7 +31,7 @@ from ..stats import Stats
 from ..stopping import StoppingCriteria
 
 OF_THE_MODEL = SamplingParams(temperature=1.0)
-# Of the default drafter: at about 0.5 KB a token, all memories together stay below 1 GB.
+# Of the default drafter: at about 0.1 KB a token, all memories together stay below 0.3 GB.
 MEMORY_TOKENS, MEMORIES = 2048, 1024
 
 
@@ -103,7 +103,7 @@ class Rollout:
             is inside of it.
         draft: who drafts, as there. None: a ``SuffixDrafter`` with a memory of 2048 tokens for each of the last 1024
             prompts, so that a prompt's texts of one epoch draft those of the next. For more prompts in an epoch, or
-            longer texts: ``SuffixDrafter(SuffixMemories(max_tokens, max_owners))``, at about 0.5 KB a token.
+            longer texts: ``SuffixDrafter(SuffixMemories(max_tokens, max_owners))``, at about 0.1 KB a token.
         num_drafts: K, as there; 0 is plain decoding.
         rows: how many texts are decoded at one time, >= 1. When one ends, the next takes its row.
         backend: the kernels' backend, as there.
