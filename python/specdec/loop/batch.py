@@ -311,7 +311,7 @@ class Batch:
         for row, (sequence, report) in enumerate(zip(step.sequences, step.report.read(), strict=True)):
             if sequence is None or not sequence.live:
                 continue
-            asked = min(step.wanted[row], self.planner.room_for_drafts(sequence))
+            asked = min(step.wanted[row], self.planner.room_for_drafts(sequence)) if step.wanted[row] else 0
             try:
                 tokens, accepted, report = self._enter_row(row, sequence, report, drafts.forwards)
             except BaseException as error:  # from its processors or its stop, so it concerns no other sequence

@@ -236,28 +236,24 @@ class AdaptiveK(TimedK):
         self._tested, self._accepted = [0.0] * self.most, [0.0] * self.most
         self._k, self._keep, self._choices, self._rows = self.widths[1], 0, 0, 0
         self._pause = 0  # plain steps before the next trial
-        self._untimed = 0  # steps before it is asked whether drafts pay that were not timed often enough
         self._balance = 0.0  # plain steps that drafts have won since the last pause; < 0: lost
         self._resumed: StepTimes | None = None  # of the rows whose drafter is about to read what it missed
         self._reading = 0.0  # seconds a step in which the drafter reads prompts
 
     def choose(self, rows: int, live: int, caps: Sequence[int]) -> int:
+        if self._k == 0 and rows == self._rows:
+            self._pause -= 1
+            if self._pause > 0:
+                return 0
         times = self.times(rows)
         if (missing := times.missing(max(caps))) is not None:
-            if times.missing(max(caps), SEEN) is not None:
-                return missing
             # Where drafts do not seem to pay, to time them more often would only lose.
-            self._untimed -= 1
-            if self._k or self._untimed <= 0:
-                self._untimed = CHOICE
-                if self._best(times, live, caps):
-                    return missing
+            if times.missing(max(caps), SEEN) is not None or self._best(times, live, caps):
+                return missing
         if rows != self._rows:  # whose steps take other times: what pays is another question
             self._rows, self._keep = rows, 0
         elif self._k == 0:
-            self._pause -= 1
-            if self._pause <= 0:
-                self._resume(times)
+            self._resume(times)
             return self._k
         if self._keep > 0:
             self._keep -= 1

@@ -34,6 +34,7 @@ class Rows:
 
     Attributes:
         count: n.
+        greedy: whether all rows have temperature 0.
         known: [n] int64, tokens of the text so far (L); 0 in a row that never had a sequence.
         room: [n] int64, tokens that the sequence may still emit; 0: the row is empty, or its sequence has ended.
         wanted: [n] int64, how many drafts the host wants in the next steps.
@@ -57,6 +58,7 @@ class Rows:
         self._numbers = [part.contiguous() for part in parts]  # temperature, filters and penalties
         self._off = dict(zip(PARAMETERS, off, strict=True))
         self._sequences: dict[int, SequenceState] = {}  # of occupied rows
+        self.greedy = True
         self.columns = torch.arange(max(most_drafts, nodes) + 1, device=device)
         self._edited: dict[int, SequenceState | None] = {}
         self._wanted, self._ranked = [0] * size, [0] * size
@@ -70,22 +72,22 @@ class Rows:
         self.sampling = self._used()
 
     @property
-    def greedy(self) -> bool:
-        """Temperature 0 in all rows."""
-        return not any(sequence.params["temperature"] for sequence in self._sequences.values())
-
-    @property
     def key(self) -> tuple:
         """What a captured step fixes of the rows: their number, and which parameters are used."""
         return self.count, *(part is None for part in self.sampling[:3])
 
     def set(self, row: int, sequence: SequenceState) -> None:
         self._edited[row] = self._sequences[row] = sequence
+        self._note_greedy()
 
     def clear(self, row: int) -> None:
         """Ends the row's sequence."""
         self._edited[row] = None
         self._sequences.pop(row, None)
+        self._note_greedy()
+
+    def _note_greedy(self) -> None:
+        self.greedy = not any(sequence.params["temperature"] for sequence in self._sequences.values())
 
     def set_wanted(self, num_drafts: list[int]) -> None:
         """Sets how many drafts each row should have from the next step on."""

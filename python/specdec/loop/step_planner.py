@@ -97,7 +97,7 @@ class StepPlanner:
         sequences, allowed = self.sequences[: len(wanted)], wanted
         texts: list[list[int]] = []
         if host_knows:
-            if not fixed_shape or self._state.processors:
+            if max(wanted) and (not fixed_shape or self._state.processors):
                 rooms = (0 if s is None else self.room_for_drafts(s) for s in sequences)
                 allowed = [min(n, room) for n, room in zip(wanted, rooms, strict=True)]
             texts = [[] if s is None else s.text for s in sequences]
