@@ -109,8 +109,9 @@ class GuardedSession:
             _check_copies(proposed, len(step.allowed))
             if (count := step.cut(proposed)) is not None:
                 columns = count
-            chains = [tokens[:columns] for tokens in proposed.tokens]
-            drafts = (Drafts.of(chains, step) if columns else Drafts.none(step))._replace(copies=proposed)
+            chains = [tokens[:columns] for tokens in proposed.tokens] if columns else []
+            tokens = Drafts.of(chains, step).tokens if columns else step.last_two[:, :0]
+            drafts = Drafts(tokens, copies=proposed)
         else:
             drafts = self._checked(proposed, step)
         return drafts.widened(columns) if step.fixed_shape else drafts

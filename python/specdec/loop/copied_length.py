@@ -93,10 +93,8 @@ class CopiedK(TimedK):
                 self.chances.learn(*row.copy)
         if step.seconds is not None:
             self.times(step.rows).took(step.width, step.width, step.seconds)
-        looked = self._looked - LOOKS
-        if step.looking:
-            looked += step.looking / self.times(step.rows).of(0)
-        self._looked = 0.0 if step.width else min(max(looked, 0.0), LOOKING + PAUSE * LOOKS)
+            looked = self._looked + step.looking / step.seconds - LOOKS
+            self._looked = 0.0 if step.width else min(max(looked, 0.0), LOOKING + PAUSE * LOOKS)
 
     def cut(self, rows: int, live: int, copies: Copies) -> int:
         return self.around(self.best(rows, live, copies)[0], copies) if any(copies.tokens) else 0
