@@ -44,7 +44,7 @@ SPECDEC_BODY void tile(const LinearParams& params, int64_t row, int64_t output, 
   const Weight* ahead = reinterpret_cast<const Weight*>(inputs.ahead);
   Vector sums[kPadded] = {};
   if (inputs.before) {
-#pragma GCC unroll 24
+#pragma GCC unroll 32
     for (int i = 0; i < kSums; ++i) std::memcpy(&sums[i], inputs.before + i * kWidth, sizeof(Vector));
   }
   for (int64_t k = 0; k < whole; k += kWidth) {
@@ -53,22 +53,22 @@ SPECDEC_BODY void tile(const LinearParams& params, int64_t row, int64_t output, 
         __builtin_prefetch(inputs.ahead + k / kWidth * kBytes + line, 0, 0);  // they are used once
     }
     Vector w[kOutputs];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int o = 0; o < kOutputs; ++o) {
       widen<kWidth>(weights + o * stride + k, &w[o]);
       if (o < kAhead) __builtin_prefetch(ahead + o * stride + k, 0, 2);  // to the second cache
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
       Vector v;
       std::memcpy(&v, x + r * stride + k, sizeof(Vector));
       keep_in_register(&v);  // else it is loaded for every product, and loads are what there are too many of
-#pragma GCC unroll 8
+#pragma GCC unroll 16
       for (int o = 0; o < kOutputs; ++o) sums[r * kOutputs + o] += v * w[o];
     }
   }
   if (const int64_t rest = inputs.count - whole; rest > 0) {
-#pragma GCC unroll 24
+#pragma GCC unroll 32
     for (int i = 0; i < kSums; ++i) {
       Vector v, w;
       widen_some<kWidth>(x + i / kOutputs * stride + whole, rest, &v);
@@ -77,13 +77,13 @@ SPECDEC_BODY void tile(const LinearParams& params, int64_t row, int64_t output, 
     }
   }
   if (inputs.after) {
-#pragma GCC unroll 24
+#pragma GCC unroll 32
     for (int i = 0; i < kSums; ++i) std::memcpy(inputs.after + i * kWidth, &sums[i], sizeof(Vector));
     return;
   }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int i = 0; i < kPadded; i += kWidth) add_lanes<kWidth>(sums + i);
-#pragma GCC unroll 24
+#pragma GCC unroll 32
   for (int i = 0; i < kSums; ++i) {
     const float sum = sums[i / kWidth * kWidth][i % kWidth];
     const int64_t o = output + i % kOutputs;
@@ -171,6 +171,7 @@ SPECDEC_BODY void range(const LinearParams& params, int64_t begin, int64_t end) 
   if constexpr (kWidth == 16) {
     if (params.rows == 7) return few_rows<kWidth, 7, 3, Weight>(params, begin, end);
     if (params.rows == 8) return few_rows<kWidth, 8, 3, Weight>(params, begin, end);
+    if (params.rows == 9) return few_rows<kWidth, 9, 3, Weight>(params, begin, end);
   }
   const int64_t tiles = (params.rows + kTileRows - 1) / kTileRows;
   switch ((params.rows + tiles - 1) / tiles) {

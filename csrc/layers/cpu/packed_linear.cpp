@@ -89,7 +89,7 @@ SPECDEC_BODY void multiply(const Expanded<kWidth>& weights, const RoundedRows& x
     Ints sums[kRows][kVectors] = {};
 #pragma GCC unroll 8
     for (int i = 0; i < kPart / 2; ++i) {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
         int32_t pair;
         std::memcpy(&pair, integers + r * inputs + k + 2 * i, sizeof(pair));
@@ -100,7 +100,7 @@ SPECDEC_BODY void multiply(const Expanded<kWidth>& weights, const RoundedRows& x
         for (int v = 0; v < kVectors; ++v) add_products<kWidth>(weights.integers[k / 2 + i][v], both, &sums[r][v]);
       }
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
       const int64_t rounded = (r * inputs + k) / kRounded;
 #pragma GCC unroll 2
@@ -134,6 +134,9 @@ SPECDEC_BODY void tile(const PackedParams& params, const Block* blocks, int64_t 
 #define SPECDEC_MULTIPLY(kRows)               \
   for (; row + kRows <= x.rows; row += kRows) \
   multiply<kWidth, kRows, Block>(weights, x, row, first, count, results + row * kTile)
+    if constexpr (kWidth == 16) {
+      SPECDEC_MULTIPLY(9);
+    }
     SPECDEC_MULTIPLY(5);  // whose sums, integers and floats, fit into 16 registers
     SPECDEC_MULTIPLY(4);
     SPECDEC_MULTIPLY(3);
