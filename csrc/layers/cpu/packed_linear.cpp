@@ -135,7 +135,7 @@ SPECDEC_BODY void tile(const PackedParams& params, const Block* blocks, int64_t 
   for (; row + kRows <= x.rows; row += kRows) \
   multiply<kWidth, kRows, Block>(weights, x, row, first, count, results + row * kTile)
     if constexpr (kWidth == 16) {
-      SPECDEC_MULTIPLY(9);
+      SPECDEC_MULTIPLY(9);  // eight drafts: their sums fit into 32 registers
     }
     SPECDEC_MULTIPLY(5);  // whose sums, integers and floats, fit into 16 registers
     SPECDEC_MULTIPLY(4);
