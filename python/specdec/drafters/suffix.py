@@ -225,8 +225,8 @@ class SuffixSession(DraftSession):
         """Returns a proposal, and how many tokens its match has."""
         own, past = self._own(row, text), self.past[row]
         (length, end), tokens = own.longest_suffix(), []
-        with self._reading(row):
-            if past is not None:
+        if past is not None:
+            with self._reading(row):
                 past.follow(text[past.followed :])
                 longest, there = past.longest_suffix()
                 if longest > length and longest >= self.drafter.min_match:

@@ -264,9 +264,9 @@ class Batch:
         adapts = config.num_drafts.adapts and self.session is not None
         timer = StepTimer(config.target.device) if adapts else None
         if graphs is None:
-            before = self._first_runs()
+            before = self._first_runs() if adapts else 0
             result = run()
-            settled = self._first_runs() == before
+            settled = adapts and self._first_runs() == before
         else:
             result = graphs.run((*host.key, *rows.key), run, self.session)
             self.timer.lap("replays")
