@@ -27,14 +27,21 @@ int automaton_of(PyObject* capsule, void* automaton) {
 
 // The same of a list of integers of 32 bits.
 int tokens_of(PyObject* list, void* tokens) {
-  for (Py_ssize_t i = 0, size = PyList_Size(list); i < size; ++i) {
+  const Py_ssize_t size = PyList_Size(list);
+  if (size < 0) return 0;
+  try {
+    static_cast<std::vector<Token>*>(tokens)->reserve(size);
+  } catch (const std::bad_alloc&) {
+    PyErr_NoMemory();
+  }
+  for (Py_ssize_t i = 0; i < size && !PyErr_Occurred(); ++i) {
     const long token = PyLong_AsLong(PyList_GetItem(list, i));
     if (PyErr_Occurred()) break;
     if (token < std::numeric_limits<Token>::min() || token > std::numeric_limits<Token>::max()) {
       PyErr_Format(PyExc_OverflowError, "tokens: got %ld, allowed: integers of 32 bits", token);
       break;
     }
-    static_cast<std::vector<Token>*>(tokens)->push_back(static_cast<Token>(token));
+    static_cast<std::vector<Token>*>(tokens)->push_back(static_cast<Token>(token));  // there is room
   }
   return PyErr_Occurred() == nullptr;
 }

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from specdec import AdaptiveDrafts, SpeculativeDecoder
+from specdec import AdaptiveDrafts, Composite, Request, Scheduler, SpeculativeDecoder
 from specdec.drafters import BatchState, Copies, Drafter, Drafts, DraftSession, Step
+from specdec.drafters.predicted import PredictedDrafter
 from support.dropped import drops_drafter
 from support.models import generate, prompts, tunable_pair
 
@@ -72,6 +73,8 @@ COPIES = {
     "numbers below 0": Copies([[1, 2], [3], []], [3, -1, 0]),
     "no tokens": Copies([[1, 2], ["x"], []], [3, 3, 0]),
     "no lists": Copies([1, 2, 3], [3, 3, 0]),
+    "nothing": Copies([None, None, None], [0, 0, 0]),
+    "nothing beside something": Copies([None, [1, 2], []], [0, 0, 0]),
 }
 
 
@@ -89,7 +92,7 @@ class Copier(Drafter, DraftSession):
 
 
 @pytest.mark.parametrize("fault", COPIES)
-@pytest.mark.parametrize("num_drafts", [4, AdaptiveDrafts(4, costs=[1.0] * 5)])
+@pytest.mark.parametrize("num_drafts", [4, AdaptiveDrafts(4), AdaptiveDrafts(4, costs=[1.0] * 5)])
 def test_a_drafter_that_copies_what_cannot_be_learned_from_is_dropped(fault, num_drafts):
     target, ragged = tunable_pair(0.3)[0], prompts(3, 2, 9)
 
@@ -113,6 +116,44 @@ def test_copied_tokens_outside_the_vocabulary_end_their_row_alone():
     assert result.drafter_error is None and result.tokens == plain.tokens
     assert [stats.accepted for stats in result.sequence_stats] == [NEW // 2, 0, NEW * 4 // 5]
     assert [stats.drafted for stats in result.sequence_stats] == [NEW // 2, 0, NEW * 4 // 5]
+
+
+@pytest.mark.parametrize(("most", "drafted"), [(8, 8 * 4 + 2), (2, 2 * 13)])  # of 40 tokens; widths are 0, 2, 4, 8
+def test_copies_of_more_tokens_than_a_row_may_draft_are_cut(most, drafted):
+    """Near the end of a text, or because its request says so."""
+    target, ragged = tunable_pair(0.3)[0], prompts(3, 2, 9)
+    plain = generate(target, None, ragged, 0, max_new_tokens=NEW)
+
+    def find(texts: list[list[int]]) -> Copies:
+        wholes = [whole + [7] * 9 for whole in map(list.__add__, ragged, plain.tokens)]
+        after = [whole[len(text) :] for whole, text in zip(wholes, texts, strict=False)]
+        return Copies(after, [20] * len(after))
+
+    decoder = SpeculativeDecoder(target, Copier(find), AdaptiveDrafts(8, costs=[1.0] * 9))
+    requests = [Request(p, NEW, num_drafts=most) for p in ragged]
+    results = list(Scheduler(decoder, rows=3, max_length=60).run(requests))
+    assert [r.tokens for r in results] == plain.tokens and [r.error for r in results] == [None] * 3
+    assert {r.stats.drafted for r in results} == {drafted}
+
+
+@pytest.mark.parametrize("fault", [*sorted(COPIES.keys() - {"no tokens"}), "Drafts"])
+def test_a_composite_is_dropped_whose_copies_cannot_be_learned_from(fault):
+    target, draft = tunable_pair(0.3)
+    ragged = prompts(3, 2, 9)
+    wrong = COPIES.get(fault, Drafts(torch.ones(3, 1, dtype=torch.int64)))
+    with drops_drafter("the drafter failed and is dropped, decoding goes on: "):
+        result = generate(
+            target, Composite([Copier(lambda texts: wrong), draft]), ragged, AdaptiveDrafts(4), max_new_tokens=NEW
+        )
+    assert result.drafter_error and set(result.status) == {0}
+    assert result.tokens == generate(target, None, ragged, 0, max_new_tokens=NEW).tokens
+
+
+def test_a_drafter_beside_predictions_that_proposes_nothing_is_dropped():
+    target, ragged = tunable_pair(0.3)[0], prompts(3, 2, 9)
+    with drops_drafter("TypeError: propose.. returned NoneType, allowed: Drafts or Copies"):
+        result = generate(target, PredictedDrafter(Failing(FAULTS["nothing"], 1)), ragged, 4, max_new_tokens=NEW)
+    assert result.tokens == generate(target, None, ragged, 0, max_new_tokens=NEW).tokens
 
 
 @pytest.mark.parametrize("adaptive", [False, True])

@@ -388,6 +388,16 @@ def test_memory_does_not_grow_while_it_is_read():
     assert drafts == [[3]] and text_of(memory._automaton) == [1, 2, 3, -1, 4, 5, -2]
 
 
+@pytest.mark.parametrize("wrong", [[1, 2, 2**31], [1, "2"], [1.0]])
+def test_a_memory_without_the_texts_that_it_refused(wrong):
+    memory = SuffixMemory(6)
+    memory.add([[1, 2, 3]])
+    with pytest.raises(ValueError, match="^texts: got .*, allowed: lists of token ids"):
+        memory.add([[4, 5], wrong, [6]])
+    memory.add([[7], [8, 9]])
+    assert text_of(memory._automaton) == [7, -1, 8, 9, -2] and len(memory) == 3
+
+
 @pytest.mark.parametrize(
     "new, arguments",
     (

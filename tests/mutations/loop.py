@@ -248,7 +248,10 @@ MUTATIONS: list[Mutation] = [
                 "self.times(step.rows).took(step.num_drafts, step.width, step.seconds)",
                 "self.times(step.rows).took(step.num_drafts, step.num_drafts, step.seconds)",
             ),
-            "k-never-tries-again": ("            if self._pause <= 0:\n                self._resume(times)\n", ""),
+            "k-never-tries-again": (
+                "            if self._pause > 0:\n                return 0\n",
+                "            return 0\n",
+            ),
             "k-is-chosen-where-texts-depend-on-it": (
                 "return not text_depends",
                 "return True",

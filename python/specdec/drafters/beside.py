@@ -9,7 +9,7 @@ import torch
 
 from ..checks import refuse
 from ..models.forward.cached_model import CachedModel
-from .protocol import BatchState, Copies, Drafter, Drafts, DraftSession, Step
+from .protocol import BatchState, Copies, Drafter, Drafts, DraftSession, Step, proposed
 
 
 class BesideDrafter(Drafter):
@@ -94,7 +94,7 @@ class BesideSession(DraftSession):
             slots = step.slots.masked_fill(away, self.batch.capacity - 1)
             positions = step.positions.masked_fill(away, 0)
             step = dataclasses.replace(step, allowed=allowed, slots=slots, positions=positions)
-        drafts = self.other.propose(step)
+        drafts = proposed(self.other, step)
         return drafts._replace(caught_up=True) if missed and isinstance(drafts, Drafts) else drafts
 
 

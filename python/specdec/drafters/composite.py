@@ -11,7 +11,7 @@ from ..checks import refuse
 from ..models.forward.cached_model import CachedModel
 from .beside import BesideDrafter, BesideSession, replaced
 from .model import model_drafter
-from .protocol import BatchState, Copies, Drafter, Drafts, DraftSession, Share, Step
+from .protocol import BatchState, Copies, Drafter, Drafts, DraftSession, Share, Step, proposed
 
 LONG_MATCH = 8  # matching tokens after which copies are preferred where nothing that was learned may decide
 
@@ -85,8 +85,10 @@ class CompositeSession(BesideSession):
         super().begin(prompts)
 
     def propose(self, step: Step) -> Drafts:
-        copies = self.copier.propose(step)
-        assert isinstance(copies, Copies)  # as it says that it copies
+        copies = proposed(self.copier, step)
+        if not isinstance(copies, Copies):
+            raise TypeError("propose() of a drafter that copies returned Drafts, allowed: Copies")
+        copies.check(len(step.allowed))
         share = step.share(copies, step.allowed, bool(self.behind))
         step = shortened(step, share.num_drafts)
         proposals = {
@@ -95,7 +97,8 @@ class CompositeSession(BesideSession):
             if most and copying
         }
         drafts = self.of_other(step, proposals) or Drafts.none(step)
-        assert isinstance(drafts, Drafts)  # as it says that it does not copy
+        if not isinstance(drafts, Drafts):
+            raise TypeError("propose() of a drafter that does not copy returned Copies, allowed: Drafts")
         return replaced(drafts, proposals)._replace(copies=copies, share=share)
 
     def end(self, row: int, output: list[int]) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from ..checks import is_failure, refuse
 from ..result import error_text
-from .protocol import BatchState, Copies, Drafter, Drafts, DraftSession, Step
+from .protocol import BatchState, Copies, Drafter, Drafts, DraftSession, Step, proposed
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class GuardedSession:
         if (session := self._session) is None:
             return None
         began = perf_counter()
-        drafts = self._guarded(lambda: self._verified(session.propose(step), step))
+        drafts = self._guarded(lambda: self._verified(proposed(session, step), step))
         self._seconds += perf_counter() - began
         return drafts
 
@@ -102,27 +102,29 @@ class GuardedSession:
         # The error's own text is left to its traceback: it may quote a prompt, and a server's log leaves it out.
         logger.warning("the drafter failed and is dropped, decoding goes on", exc_info=error)
 
-    def _verified(self, proposed: Drafts | Copies, step: Step) -> Drafts:
+    def _verified(self, found: Drafts | Copies, step: Step) -> Drafts:
         """Returns what is verified of what was proposed."""
         columns = self._batch.nodes or step.num_drafts
-        if isinstance(proposed, Copies) and not self._batch.nodes:
-            _check_copies(proposed, len(step.allowed))
-            if (count := step.cut(proposed)) is not None:
-                columns = count
-            chains = [tokens[:columns] for tokens in proposed.tokens] if columns else []
-            tokens = Drafts.of(chains, step).tokens if columns else step.last_two[:, :0]
-            drafts = Drafts(tokens, copies=proposed)
+        copies = found if isinstance(found, Copies) else found.copies
+        if copies is not None:
+            copies.check(len(step.allowed))
+        if isinstance(found, Drafts) or self._batch.nodes:
+            drafts = self._checked(found, step)
         else:
-            drafts = self._checked(proposed, step)
+            found = found.up_to(step.allowed)
+            if (count := step.cut(found)) is not None:
+                columns = min(columns, count)
+            chains = [tokens[:columns] for tokens in found.tokens] if columns else []
+            tokens = Drafts.of(chains, step).tokens if columns else step.last_two[:, :0]
+            drafts = Drafts(tokens, copies=found)
         return drafts.widened(columns) if step.fixed_shape else drafts
 
-    def _checked(self, drafts: object, step: Step) -> Drafts:
+    def _checked(self, drafts: Drafts | Copies, step: Step) -> Drafts:
         """Raises for drafts that the target could not be fed, or the report could not hold, since that error would end
         all sequences. What they were drawn from is checked by verification alone."""
         nodes = self._batch.nodes
-        if not isinstance(drafts, Drafts):
-            allowed = "Drafts, as the batch verifies trees" if nodes else "Drafts or Copies"
-            raise TypeError(f"propose() returned {type(drafts).__name__}, allowed: {allowed}")
+        if isinstance(drafts, Copies):
+            raise TypeError("propose() returned Copies, allowed: Drafts, as the batch verifies trees")
         tokens, parents, status = drafts.tokens, drafts.parents, drafts.status
         if (parents is not None) != (nodes > 0):
             wanted = "trees, as the batch verifies them" if nodes else "None: the batch verifies chains"
@@ -144,13 +146,6 @@ class GuardedSession:
         if not isinstance(drafts.forwards, int):
             refuse("forwards", repr(drafts.forwards), "an integer")
         return drafts
-
-
-def _check_copies(copies: Copies, rows: int) -> None:
-    """Raises where the loop could not learn from them. What their tokens are, tensors of them show."""
-    tokens, matched = copies
-    if not len(tokens) == len(matched) == rows or not all(isinstance(n, int) and n >= 0 for n in matched):
-        refuse("Copies", f"tokens of {len(tokens)} rows, matched {matched!r}", f"{rows} of each, matched integers >= 0")
 
 
 def _started(drafter: Drafter, batch: BatchState) -> DraftSession:

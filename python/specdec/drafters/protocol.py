@@ -27,6 +27,7 @@ from transformers import LogitsProcessorList
 
 from specdec_kernels import Rule, SamplingTensors
 
+from ..checks import refuse
 from ..stats import Timer
 
 if TYPE_CHECKING:
@@ -139,6 +140,20 @@ class Copies(NamedTuple):
 
     tokens: list[list[int]]
     matched: list[int]
+
+    def check(self, rows: int) -> None:
+        """Raises ValueError where the loop could not learn from them. What their tokens are, tensors of them show."""
+        are_lists = all(isinstance(tokens, list) for tokens in self.tokens)
+        are_counts = all(isinstance(n, int) and n >= 0 for n in self.matched)
+        if not (len(self.tokens) == len(self.matched) == rows and are_lists and are_counts):
+            refuse(
+                "Copies", f"tokens {self.tokens!r}, matched {self.matched!r}", f"{rows} lists and {rows} counts >= 0"
+            )
+
+    def up_to(self, allowed: Sequence[int]) -> Copies:
+        """Returns those that each row may draft."""
+        rows = zip(self.tokens, allowed, strict=True)
+        return self._replace(tokens=[tokens if len(tokens) <= most else tokens[:most] for tokens, most in rows])
 
     @classmethod
     def none(cls, rows: int) -> Copies:
@@ -282,6 +297,14 @@ class DraftSession(ABC):
 
     def release(self) -> None:
         """Leaves a cache of its own to later batches (``keep`` of a cached model). Called last, if at all."""
+
+
+def proposed(session: DraftSession, step: Step) -> Drafts | Copies:
+    """Returns what a session proposes. Raises TypeError if that is neither."""
+    found = session.propose(step)
+    if not isinstance(found, (Drafts, Copies)):
+        raise TypeError(f"propose() returned {type(found).__name__}, allowed: Drafts or Copies")
+    return found
 
 
 class Drafter(ABC):

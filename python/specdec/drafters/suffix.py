@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -34,7 +35,7 @@ class SuffixMemory:
         self.max_tokens = read_count("max_tokens", max_tokens, 1)
         self.reading = Lock()  # held while the automaton is read, and while it grows
         self._writing = Lock()  # held while texts are added; a rebuild takes long, but does not block readers
-        self._texts: deque[list[int]] = deque()
+        self._texts: deque[array] = deque()
         self._size = 0
         self._automaton = SuffixAutomaton()
 
@@ -46,11 +47,14 @@ class SuffixMemory:
         """Adds texts, given as lists of token ids. Sequences that have already begun do not draft from them."""
         with self._writing:
             for text in texts:
-                kept = list(text[-self.max_tokens :])
+                try:
+                    kept = array("i", text[-self.max_tokens :])
+                except (TypeError, OverflowError) as error:
+                    refuse("texts", f"{error}", "lists of token ids")
                 if kept:
                     self._add(kept)
 
-    def _add(self, text: list[int]) -> None:
+    def _add(self, text: array) -> None:
         self._texts.append(text)
         self._size += len(text)
         if self._size <= self.max_tokens:
@@ -65,7 +69,7 @@ class SuffixMemory:
         self._automaton = automaton  # running sequences keep the automaton that they began with
 
     @staticmethod
-    def _append(automaton: SuffixAutomaton, text: list[int]) -> None:
+    def _append(automaton: SuffixAutomaton, text: array) -> None:
         automaton.extend(text)
         automaton.separate()
 
