@@ -259,6 +259,7 @@ def main(
     new_tokens: Annotated[int, typer.Option(min=1, help="of each text")] = 128,
     prompts: Annotated[int, typer.Option(min=1, help="at most, one of each kind")] = 12,
     rounds: Annotated[int, typer.Option(min=1)] = 3,
+    alone: Annotated[bool, typer.Option("--alone", help="specdec's own ways, and no other program")] = False,
     threads: report.Threads = None,
     quick: report.Quick = False,
     json_path: report.JsonPath = None,
@@ -278,7 +279,7 @@ def main(
         draft=None if draft is None else Path(draft).name,
     )  # fmt: skip
     cores = torch.get_num_threads()
-    has_llama = importlib.util.find_spec("llama_cpp") is not None
+    has_llama = not alone and importlib.util.find_spec("llama_cpp") is not None
     for kind in names:
         with tempfile.TemporaryDirectory() as made:
             file = rewritten(gguf, KINDS[kind], Path(made))
@@ -287,7 +288,7 @@ def main(
                 others |= workers("vllm", vllm, Path(folder).absolute(), "--threads", cores, "--dtype", kind)
             small = None if draft is None else stored(draft, kind)
             ways: dict[str, Decode] = {**own(load_model(file), small, busy is not None), **others}
-            if kind not in PACKED:
+            if kind not in PACKED and not alone:
                 ways |= transformers(folder, kind)
             if has_llama:
                 of_llama = None if draft is None else of_draft(draft, gguf, KINDS[kind], Path(made))
