@@ -25,6 +25,11 @@ DEAR = [1 + 0.5 * k for k in range(9)]
 COSTS = {"flat": FLAT, "cheap": CHEAP, "dear": DEAR}
 
 
+def chance(chances: Chances, matched: int) -> float:
+    """Of a token after so many that match."""
+    return next(chances.accepted(matched, 1))
+
+
 class Text:
     """Half of its new tokens seem to go on as an earlier text, after a match of one or two. One of ten does, for
     ``stretch`` tokens on average."""
@@ -101,12 +106,12 @@ def test_chances_are_those_of_tokens_with_as_many_matching_ones():
     chances = Chances()
     for i in range(400):
         chances.learn(1, [7, 7, 7], [7, 7, 8] if i % 2 else [9])
-    assert chances.of(1) == pytest.approx(0.5, abs=0.02)  # its second token has two matching ones
-    assert chances.of(2) > 0.95 and chances.of(3) < 0.05
-    assert chances.of(5) == Chances().of(5)  # nothing was seen of them
-    assert Chances().of(LONGEST) == Chances().of(10**9)
+    assert chance(chances, 1) == pytest.approx(0.5, abs=0.02)  # its second token has two matching ones
+    assert chance(chances, 2) > 0.95 and chance(chances, 3) < 0.05
+    assert chance(chances, 5) == chance(Chances(), 5)  # nothing was seen of them
+    assert chance(Chances(), LONGEST) == chance(Chances(), 10**9)
     chances.learn(LONGEST + 5, [1] * 8, [1] * 8)
-    assert chances.of(10**9) > Chances().of(10**9)
+    assert chance(chances, 10**9) > chance(Chances(), 10**9)
 
 
 def test_tokens_that_were_not_verified_teach():
@@ -114,12 +119,12 @@ def test_tokens_that_were_not_verified_teach():
     chances = Chances()
     for _ in range(50):
         chances.learn(4, [5, 6, 7], [5])
-    assert chances.of(4) > 0.95 and chances.of(5) == Chances().of(5)
+    assert chance(chances, 4) > 0.95 and chance(chances, 5) == chance(Chances(), 5)
     chances.learn(1, [5, 6], [9, 6])  # which is chance
-    assert chances.of(1) / Chances().of(1) < 0.9 < 0.98 < chances.of(2) / Chances().of(2) < 1
+    assert chance(chances, 1) / chance(Chances(), 1) < 0.9 < 0.98 < chance(chances, 2) / chance(Chances(), 2) < 1
     chances.learn(4, [], [5])
     chances.learn(4, [5], [])
-    assert chances.of(4) > 0.95
+    assert chance(chances, 4) > 0.95
 
 
 def test_a_text_that_repeats_less_lowers_all_chances():
@@ -128,13 +133,15 @@ def test_a_text_that_repeats_less_lowers_all_chances():
     for _ in range(300):
         chances.learn(4, [5], [5])
         chances.learn(9, [5], [5])
-    usual = chances.of(4), chances.of(9), chances.of(1)
+    usual = chance(chances, 4), chance(chances, 9), chance(chances, 1)
     for _ in range(6):
         chances.learn(4, [5], [6])
-    assert chances.of(9) < 0.7 * usual[1] and chances.of(1) < 0.7 * usual[2]
+    assert chance(chances, 9) < 0.7 * usual[1] and chance(chances, 1) < 0.7 * usual[2]
     for _ in range(60):
         chances.learn(9, [5], [5])
-    assert chances.of(9) == pytest.approx(usual[1], rel=0.01) and chances.of(1) == pytest.approx(usual[2], rel=0.01)
+    assert chance(chances, 9) == pytest.approx(usual[1], rel=0.01) and chance(chances, 1) == pytest.approx(
+        usual[2], rel=0.01
+    )
 
 
 def test_what_texts_show_is_followed():
@@ -308,9 +315,9 @@ def test_what_texts_show_is_learned_whatever_is_verified(width, monkeypatch):
     decoder = SpeculativeDecoder(tiny_model(), SuffixDrafter(), AdaptiveDrafts(costs=FLAT))
     text = prompts(1, 30, 30)[0]
     decoder.generate([text * 2], max_new_tokens=60, logits_processor=[Repeats(30)], eos_token_id=[])
-    assert (before := decoder._lengths.chances.of(LONGEST)) > 0.95
+    assert (before := chance(decoder._lengths.chances, LONGEST)) > 0.95
     decoder.generate([text * 2] * 2, max_new_tokens=60, eos_token_id=[])  # which goes on in another way
-    assert decoder._lengths.chances.of(LONGEST) < before - 0.01
+    assert chance(decoder._lengths.chances, LONGEST) < before - 0.01
 
 
 def test_a_prediction_is_tried_before_anything_confirms_it():
@@ -322,7 +329,7 @@ def test_a_prediction_is_tried_before_anything_confirms_it():
         (right,) = scheduler.run([Request(prompt, 30, prediction=plain, eos_token_id=[])])
         assert right.tokens == plain and right.stats.steps == steps
     chances = decoder._lengths.chances
-    assert chances.of(0) > 0.8 and chances.of(9) > 0.9 and chances.of(LONGEST) > 0.9
+    assert chance(chances, 0) > 0.8 and chance(chances, 9) > 0.9 and chance(chances, LONGEST) > 0.9
 
 
 def test_where_a_text_depends_on_it_all_is_verified(monkeypatch):

@@ -11,7 +11,7 @@ from ..checks import refuse
 from ..models.forward.cached_model import CachedModel
 from .beside import BesideDrafter, BesideSession, replaced
 from .model import model_drafter
-from .protocol import BatchState, Copies, Drafter, Drafts, DraftSession, Share, Step, proposed
+from .protocol import BatchState, Copies, Drafter, Drafts, DraftSession, Share, Step
 
 LONG_MATCH = 8  # matching tokens after which copies are preferred where nothing that was learned may decide
 
@@ -85,10 +85,9 @@ class CompositeSession(BesideSession):
         super().begin(prompts)
 
     def propose(self, step: Step) -> Drafts:
-        copies = proposed(self.copier, step)
+        copies = self.copier.propose(step)
         if not isinstance(copies, Copies):
-            raise TypeError("propose() of a drafter that copies returned Drafts, allowed: Copies")
-        copies.check(len(step.allowed))
+            raise TypeError(f"propose() of a drafter that copies returned {type(copies).__name__}, allowed: Copies")
         share = step.share(copies, step.allowed, bool(self.behind))
         step = shortened(step, share.num_drafts)
         proposals = {

@@ -114,9 +114,8 @@ class GuardedSession:
             found = found.up_to(step.allowed)
             if (count := step.cut(found)) is not None:
                 columns = min(columns, count)
-            chains = [tokens[:columns] for tokens in found.tokens] if columns else []
-            tokens = Drafts.of(chains, step).tokens if columns else step.last_two[:, :0]
-            drafts = Drafts(tokens, copies=found)
+            chains = [tokens[:columns] for tokens in found.tokens]
+            drafts = (Drafts.of(chains, step) if columns else Drafts.none(step))._replace(copies=found)
         return drafts.widened(columns) if step.fixed_shape else drafts
 
     def _checked(self, drafts: Drafts | Copies, step: Step) -> Drafts:

@@ -37,16 +37,9 @@ class Chances:
         self._chances = [_guess(n) for n in range(LONGEST + 1)]
         self._lately_expected = self._lately_right = GUESS_WEIGHT
 
-    def of(self, matched: int) -> float:
-        return self._chances[min(matched, LONGEST)] * self._lately
-
-    @property
-    def _lately(self) -> float:
-        return min(self._lately_right / self._lately_expected, 1.0)
-
     def accepted(self, matched: int, count: int) -> Iterator[float]:
         """Yields the probabilities that the first, the second, ... of ``count`` copied tokens is accepted."""
-        first, lately = min(matched, LONGEST), self._lately
+        first, lately = min(matched, LONGEST), min(self._lately_right / self._lately_expected, 1.0)
         chances = self._chances[first : first + count]
         chances += chances[-1:] * (count - len(chances))
         return accumulate((lately * chance for chance in chances), mul)

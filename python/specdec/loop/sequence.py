@@ -271,7 +271,7 @@ class SequenceState:
 
 def decoding(sequences: Iterable[SequenceState | None]) -> dict[int, SequenceState]:
     """Returns those of a batch's sequences, by row, that take part in its steps."""
-    return {row: s for row, s in enumerate(sequences) if s is not None and s.begun and s.finish_reason is None}
+    return {row: s for row, s in enumerate(sequences) if s is not None and s.begun and s.live}
 
 
 def read_ids(name: str, ids: object, vocab_size: int) -> list[int]:
