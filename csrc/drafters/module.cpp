@@ -2,6 +2,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <algorithm>
 #include <exception>
 #include <limits>
 #include <new>
@@ -25,26 +26,29 @@ int automaton_of(PyObject* capsule, void* automaton) {
   return PyErr_Occurred() == nullptr;
 }
 
-// The same of a list of integers of 32 bits.
-int tokens_of(PyObject* list, void* tokens) {
+// Appends the integers of 32 bits that a list has from `start` on.
+bool tokens_from(PyObject* list, Py_ssize_t start, std::vector<Token>* tokens) {
   const Py_ssize_t size = PyList_Size(list);
-  if (size < 0) return 0;
+  if (size < 0) return false;
   try {
-    static_cast<std::vector<Token>*>(tokens)->reserve(size);
+    tokens->reserve(std::max(size - start, Py_ssize_t{0}));
   } catch (const std::bad_alloc&) {
     PyErr_NoMemory();
   }
-  for (Py_ssize_t i = 0; i < size && !PyErr_Occurred(); ++i) {
+  for (Py_ssize_t i = start; i < size && !PyErr_Occurred(); ++i) {
     const long token = PyLong_AsLong(PyList_GetItem(list, i));
     if (PyErr_Occurred()) break;
     if (token < std::numeric_limits<Token>::min() || token > std::numeric_limits<Token>::max()) {
       PyErr_Format(PyExc_OverflowError, "tokens: got %ld, allowed: integers of 32 bits", token);
       break;
     }
-    static_cast<std::vector<Token>*>(tokens)->push_back(static_cast<Token>(token));  // there is room
+    tokens->push_back(static_cast<Token>(token));  // there is room
   }
   return PyErr_Occurred() == nullptr;
 }
+
+// The same of a whole list, for PyArg_ParseTuple.
+int tokens_of(PyObject* list, void* tokens) { return tokens_from(list, 0, static_cast<std::vector<Token>*>(tokens)); }
 
 bool check_state(const SuffixAutomaton& automaton, StateId state) {
   const bool fine = state >= 0 && state < automaton.num_states();
@@ -130,6 +134,10 @@ PyObject* following(PyObject*, PyObject* args) {
   return list_of(found, [](const Following& f) { return Py_BuildValue("(iii)", f.token, f.state, f.count); });
 }
 
+PyObject* list_of_tokens(const std::vector<Token>& tokens) {
+  return list_of(tokens, [](Token token) { return PyLong_FromLong(token); });
+}
+
 PyObject* copied(PyObject*, PyObject* args) {
   SuffixAutomaton* automaton = nullptr;
   long long start = 0, count = 0;
@@ -138,7 +146,27 @@ PyObject* copied(PyObject*, PyObject* args) {
     return PyErr_Format(PyExc_IndexError, "start, count: got %lld, %lld, allowed: 0 to %lld, and >= 0", start, count,
                         automaton->num_tokens() - 1);
   }
-  return list_of(automaton->copied(start, count), [](Token token) { return PyLong_FromLong(token); });
+  return list_of_tokens(automaton->copied(start, count));
+}
+
+// One call in place of three, since weights of a model push Python's own code out of the caches in every step.
+PyObject* look(PyObject*, PyObject* args) {
+  SuffixAutomaton* automaton = nullptr;
+  PyObject* text = nullptr;
+  long long least = 0;
+  int most = 0;
+  double factor = 0;
+  if (!PyArg_ParseTuple(args, "O&O!Ldi", automaton_of, &automaton, &PyList_Type, &text, &least, &factor, &most)) {
+    return nullptr;
+  }
+  std::vector<Token> tokens;
+  if (!tokens_from(text, automaton->num_tokens(), &tokens)) return nullptr;
+  for (const Token token : tokens) automaton->append(token);
+  const auto [state, length] = automaton->longest_earlier();
+  if (length == 0 || length < least) return Py_BuildValue("([]i)", 0);
+  const double count = std::max(1.0, std::min(factor * length, static_cast<double>(most)));
+  PyObject* copy = list_of_tokens(automaton->copied(automaton->last_end(state), static_cast<int64_t>(count)));
+  return copy == nullptr ? nullptr : Py_BuildValue("(Ni)", copy, length);
 }
 
 // Returns what `call` returns, or nullptr with a Python exception for what it throws.
@@ -163,6 +191,8 @@ PyMethodDef methods[] = {
     {"follow", guarded<follow>, METH_VARARGS, "(automaton, state, length, limit, tokens) -> state, length, first end"},
     {"following", guarded<following>, METH_VARARGS, "(automaton, state, limit) -> [(token, state, count), ...]"},
     {"copied", guarded<copied>, METH_VARARGS, "(automaton, start, count) -> tokens"},
+    {"look", guarded<look>, METH_VARARGS,
+     "(automaton, text, least, factor, most) -> tokens to copy and the length of their match, after reading on in text"},
     {nullptr, nullptr, 0, nullptr}};
 PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
 

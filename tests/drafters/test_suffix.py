@@ -65,6 +65,20 @@ def test_longest_suffix(text):
 
 
 @exploring
+@given(texts, st.integers(1, 3), st.sampled_from([0.4, 1, 1.5, 2.0, math.inf]), st.integers(1, 8), st.data())
+def test_a_look_is_all_of_it_at_once(text, least, factor, most, data):
+    automaton, known = SuffixAutomaton(), 0
+    while known < len(text):
+        known = data.draw(st.integers(known + 1, len(text)))  # several tokens may be new
+        length, end = earlier_suffix(text[:known])
+        expected = [], 0
+        if length >= least:
+            expected = copied(text[:known], end, max(1, int(min(most, factor * length)))), length
+        assert automaton.look(text[:known], least, factor, most) == expected
+        assert len(automaton) == known and text_of(automaton) == text[:known]
+
+
+@exploring
 @given(st.lists(texts, max_size=4), st.lists(texts, max_size=4), texts)
 def test_cursor_sees_the_text_as_it_was(before, after, other):
     """No match crosses two texts, nor reaches what came after the cursor, however often states were split."""
@@ -131,6 +145,9 @@ def test_what_an_automaton_cannot_hold_is_refused():
             automaton.extend([5, *tokens])
         with pytest.raises(error):
             Cursor(automaton).follow(tokens)
+        with pytest.raises(error):
+            automaton.look([1, 2, 1, 5, *tokens], 1, 2.0, 4)
+    assert automaton.look([1], 1, 2.0, 4) == ([2, 1], 1)  # nothing is new
     assert len(automaton) == 3 and automaton.longest_suffix() == (1, 1)
     for call in (lambda: automaton.copied(3, 1), lambda: automaton.copied(-1, 1), lambda: automaton.copied(0, -1)):
         with pytest.raises(IndexError, match="allowed: 0 to 2"):

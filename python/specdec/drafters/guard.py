@@ -114,8 +114,10 @@ class GuardedSession:
             found = found.up_to(step.allowed)
             if (count := step.cut(found)) is not None:
                 columns = min(columns, count)
-            chains = [tokens[:columns] for tokens in found.tokens]
-            drafts = (Drafts.of(chains, step) if columns else Drafts.none(step))._replace(copies=found)
+            if columns:
+                drafts = Drafts.of([tokens[:columns] for tokens in found.tokens], step, found)
+            else:
+                drafts = Drafts.none(step, found)
         return drafts.widened(columns) if step.fixed_shape else drafts
 
     def _checked(self, drafts: Drafts | Copies, step: Step) -> Drafts:

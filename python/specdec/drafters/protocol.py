@@ -20,6 +20,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import gt
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -143,17 +144,19 @@ class Copies(NamedTuple):
 
     def check(self, rows: int) -> None:
         """Raises ValueError where the loop could not learn from them. What their tokens are, tensors of them show."""
-        are_lists = all(isinstance(tokens, list) for tokens in self.tokens)
-        are_counts = all(isinstance(n, int) and n >= 0 for n in self.matched)
-        if not (len(self.tokens) == len(self.matched) == rows and are_lists and are_counts):
+        fine = len(self.tokens) == len(self.matched) == rows
+        for tokens, count in zip(self.tokens, self.matched, strict=False):
+            fine = fine and isinstance(tokens, list) and isinstance(count, int) and count >= 0
+        if not fine:
             refuse(
                 "Copies", f"tokens {self.tokens!r}, matched {self.matched!r}", f"{rows} lists and {rows} counts >= 0"
             )
 
     def up_to(self, allowed: Sequence[int]) -> Copies:
         """Returns those that each row may draft."""
-        rows = zip(self.tokens, allowed, strict=True)
-        return self._replace(tokens=[tokens if len(tokens) <= most else tokens[:most] for tokens, most in rows])
+        if not any(map(gt, map(len, self.tokens), allowed)):
+            return self
+        return self._replace(tokens=[tokens[:most] for tokens, most in zip(self.tokens, allowed, strict=True)])
 
     @classmethod
     def none(cls, rows: int) -> Copies:
@@ -211,16 +214,17 @@ class Drafts(NamedTuple):
     caught_up: bool = False  # the drafter has read what it had missed, which took time
 
     @classmethod
-    def of(cls, proposals: Sequence[Sequence[int]], step: Step) -> Drafts:
+    def of(cls, proposals: Sequence[Sequence[int]], step: Step, copies: Copies | None = None) -> Drafts:
         """Returns chains with a one-hot q: the tokens that each row proposes, at most K."""
         width = max(map(len, proposals), default=0)
         rows = [[*tokens, *[-1] * (width - len(tokens))] for tokens in proposals]
-        return cls(torch.tensor(rows, dtype=torch.int64, device=step.last_two.device).view(len(rows), width))
+        tokens = torch.tensor(rows, dtype=torch.int64, device=step.last_two.device).view(len(rows), width)
+        return cls(tokens, copies=copies)
 
     @classmethod
-    def none(cls, step: Step) -> Drafts:
+    def none(cls, step: Step, copies: Copies | None = None) -> Drafts:
         """Returns no drafts for any row."""
-        return cls(step.last_two[:, :0])
+        return cls(step.last_two[:, :0], copies=copies)
 
     def first(self, count: int) -> Drafts:
         """Returns the first ``count`` columns of chains. ``copies`` stays whole."""

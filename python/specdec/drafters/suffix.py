@@ -227,18 +227,16 @@ class SuffixSession(DraftSession):
 
     def _propose(self, row: int, text: list[int], most: int) -> tuple[list[int], int]:
         """Returns a proposal, and how many tokens its match has."""
-        own, past = self._own(row, text), self.past[row]
-        (length, end), tokens = own.longest_suffix(), []
+        drafter, past = self.drafter, self.past[row]
+        tokens, length = self.own[row].look(text, drafter.min_match, drafter.max_spec_factor, most)
         if past is not None:
             with self._reading(row):
                 past.follow(text[past.followed :])
                 longest, there = past.longest_suffix()
-                if longest > length and longest >= self.drafter.min_match:
-                    tokens = past.copied(there, self.drafter.longest(longest, most))
-                    length = longest if tokens else length  # there are none at the end of an earlier text
-        if length < self.drafter.min_match:
-            return [], 0
-        tokens = tokens or own.copied(end, self.drafter.longest(length, most))
+                if longest > length and longest >= drafter.min_match:
+                    copied = past.copied(there, drafter.longest(longest, most))
+                    if copied:  # there are none at the end of an earlier text
+                        tokens, length = copied, longest
         return until_end(tokens, self.ends[row]), length
 
     def end(self, row: int, output: list[int]) -> None:

@@ -46,6 +46,15 @@ class SuffixAutomaton:
         _, length, end = native.longest_earlier(self._native)
         return length, end
 
+    def look(self, text: list[int], least: int, factor: float, most: int) -> tuple[list[int], int]:
+        """Reads on in ``text``, which begins with this text. Returns the tokens that followed the longest suffix that
+        also occurs earlier, and the suffix's length: up to ``most`` tokens, and up to ``factor`` for each one of the
+        suffix, rounded down, but one at least, as :meth:`copied` has them. ([], 0): the suffix is shorter than
+        ``least``."""
+        tokens, length = native.look(self._native, text, least, factor, most)
+        self._size = max(self._size, len(text))
+        return tokens, length
+
     def suffixes(self, least: int, most: int) -> list[tuple[int, int]]:
         """Returns (length, state) of up to ``most`` suffixes of the text with at least ``least`` tokens that also occur
         earlier, the longest first. Those between two of these lengths occur as often as the longer one."""
