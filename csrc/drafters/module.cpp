@@ -163,10 +163,12 @@ PyObject* look(PyObject*, PyObject* args) {
   if (!tokens_from(text, automaton->num_tokens(), &tokens)) return nullptr;
   for (const Token token : tokens) automaton->append(token);
   const auto [state, length] = automaton->longest_earlier();
-  if (length == 0 || length < least) return Py_BuildValue("([]i)", 0);
+  if (length == 0 || length < least) return Py_BuildValue("([]i(ii))", 0, 0, 0);
   const double count = std::max(1.0, std::min(factor * length, static_cast<double>(most)));
-  PyObject* copy = list_of_tokens(automaton->copied(automaton->last_end(state), static_cast<int64_t>(count)));
-  return copy == nullptr ? nullptr : Py_BuildValue("(Ni)", copy, length);
+  const std::vector<Token> copy = automaton->copied(automaton->last_end(state), static_cast<int64_t>(count));
+  const auto [all, agreeing] = copy.empty() ? SuffixAutomaton::Votes{0, 0} : automaton->votes(copy[0]);
+  PyObject* list = list_of_tokens(copy);
+  return list == nullptr ? nullptr : Py_BuildValue("(Ni(ii))", list, length, all, agreeing);
 }
 
 // Returns what `call` returns, or nullptr with a Python exception for what it throws.
@@ -192,7 +194,8 @@ PyMethodDef methods[] = {
     {"following", guarded<following>, METH_VARARGS, "(automaton, state, limit) -> [(token, state, count), ...]"},
     {"copied", guarded<copied>, METH_VARARGS, "(automaton, start, count) -> tokens"},
     {"look", guarded<look>, METH_VARARGS,
-     "(automaton, text, least, factor, most) -> tokens to copy and the length of their match, after reading on in text"},
+     "(automaton, text, least, factor, most) -> tokens to copy, length of their match, votes, after reading on in "
+     "text"},
     {nullptr, nullptr, 0, nullptr}};
 PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
 

@@ -108,6 +108,14 @@ Suffix SuffixAutomaton::followed(Suffix suffix, Token token, int32_t limit) cons
   }
 }
 
+SuffixAutomaton::Votes SuffixAutomaton::votes(Token next) const {
+  StateId state = states_[last_].link;
+  if (state <= kRoot) return {0, 0};
+  while (states_[state].link > kRoot) state = states_[state].link;
+  const int32_t edge = edge_of(state, next);
+  return {states_[state].count, edge == kNone ? 0 : states_[edges_[edge].to].count};
+}
+
 std::vector<Following> SuffixAutomaton::following(StateId state, int32_t limit) const {
   std::vector<Following> found;
   if (state == last_) state = states_[state].link;

@@ -59,6 +59,12 @@ class SuffixAutomaton {
   // text. Of this text only the first `limit` tokens count.
   Suffix followed(Suffix suffix, Token token, int32_t limit) const;
 
+  // How often the last token occurred earlier, and how often `next` followed it there.
+  struct Votes {
+    int32_t all, agreeing;
+  };
+  Votes votes(Token next) const;
+
   // The index of the token after the first occurrence, and after the last one but that at the end of the text. In a
   // periodic text with more than 32 links, it may be one before the last.
   int32_t first_end(StateId state) const { return states_[state].first_end; }

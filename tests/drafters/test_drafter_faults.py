@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from specdec import AdaptiveDrafts, Composite, Request, Scheduler, SpeculativeDecoder
-from specdec.drafters import BatchState, Copies, Drafter, Drafts, DraftSession, Step
+from specdec.drafters import BatchState, Copies, Drafter, Drafts, DraftSession, Step, Votes
 from specdec.drafters.predicted import PredictedDrafter
 from support.dropped import drops_drafter
 from support.models import generate, prompts, tunable_pair
@@ -75,6 +75,8 @@ COPIES = {
     "no lists": Copies([1, 2, 3], [3, 3, 0]),
     "nothing": Copies([None, None, None], [0, 0, 0]),
     "nothing beside something": Copies([None, [1, 2], []], [0, 0, 0]),
+    "fewer votes": Copies([[1, 2], [3], []], [3, 3, 0], [Votes.ONCE, Votes.FEW]),
+    "no votes": Copies([[1, 2], [3], []], [3, 3, 0], [Votes.ONCE, 9, Votes.FEW]),
 }
 
 

@@ -45,7 +45,7 @@ def test_proposals_are_those_of_a_search(prompts, growth, sizes):
             allowed[b] = most
         if max(allowed):
             expected = [search(t, range(sizes[0], sizes[1] + 1), most) for t, most in zip(known, allowed, strict=True)]
-            assert [*zip(*found(session, known, allowed), strict=True)] == expected
+            assert [*zip(*found(session, known, allowed)[:2], strict=True)] == expected
 
 
 def test_examples():

@@ -67,13 +67,17 @@ def test_longest_suffix(text):
 @exploring
 @given(texts, st.integers(1, 3), st.sampled_from([0.4, 1, 1.5, 2.0, math.inf]), st.integers(1, 8), st.data())
 def test_a_look_is_all_of_it_at_once(text, least, factor, most, data):
+    """What follows at the end of the text is not counted, unless it is the first of its kind."""
     automaton, known = SuffixAutomaton(), 0
     while known < len(text):
         known = data.draw(st.integers(known + 1, len(text)))  # several tokens may be new
         length, end = earlier_suffix(text[:known])
-        expected = [], 0
+        expected = [], 0, (0, 0)
         if length >= least:
-            expected = copied(text[:known], end, max(1, int(min(most, factor * length)))), length
+            tokens, last = copied(text[:known], end, max(1, int(min(most, factor * length)))), text[known - 1]
+            following = [text[i] for i in range(1, known) if text[i - 1] == last]
+            counted = [text[i] for i in range(1, known - 1) if text[i - 1] == last].count(tokens[0])
+            expected = tokens, length, (len(following), max(counted, 1))
         assert automaton.look(text[:known], least, factor, most) == expected
         assert len(automaton) == known and text_of(automaton) == text[:known]
 
@@ -147,7 +151,7 @@ def test_what_an_automaton_cannot_hold_is_refused():
             Cursor(automaton).follow(tokens)
         with pytest.raises(error):
             automaton.look([1, 2, 1, 5, *tokens], 1, 2.0, 4)
-    assert automaton.look([1], 1, 2.0, 4) == ([2, 1], 1)  # nothing is new
+    assert automaton.look([1], 1, 2.0, 4) == ([2, 1], 1, (1, 1))  # nothing is new
     assert len(automaton) == 3 and automaton.longest_suffix() == (1, 1)
     for call in (lambda: automaton.copied(3, 1), lambda: automaton.copied(-1, 1), lambda: automaton.copied(0, -1)):
         with pytest.raises(IndexError, match="allowed: 0 to 2"):
@@ -221,7 +225,7 @@ def test_proposals_are_those_of_a_search(earlier, known, growth, min_match, fact
             if max(allowed):
                 pairs = zip(grown, allowed, strict=True)
                 expected = [propose(t, remembered, most, min_match, factor) if most else ([], 0) for t, most in pairs]
-                assert [*zip(*found(session, grown, allowed), strict=True)] == expected
+                assert [*zip(*found(session, grown, allowed)[:2], strict=True)] == expected
 
 
 def test_examples():

@@ -10,7 +10,7 @@ from collections import Counter
 
 import pytest
 from specdec import AdaptiveDrafts, PromptLookupDrafter, Request, Scheduler, SpeculativeDecoder, SuffixDrafter
-from specdec.drafters import Copies
+from specdec.drafters import Copies, Votes
 from specdec.drafters.predicted import PredictedDrafter
 from specdec.loop.copied_length import LONGEST, LOOK_AROUND, LOOK_AROUND_0, LOOKING, LOOKS, PAUSE, Chances, CopiedK
 from specdec.loop.draft_length import AdaptiveK, CopyResult, RowResult, StepOutcome
@@ -25,9 +25,9 @@ DEAR = [1 + 0.5 * k for k in range(9)]
 COSTS = {"flat": FLAT, "cheap": CHEAP, "dear": DEAR}
 
 
-def chance(chances: Chances, matched: int) -> float:
+def chance(chances: Chances, matched: int, votes: Votes = Votes.UNKNOWN) -> float:
     """Of a token after so many that match."""
-    return next(chances.accepted(matched, 1))
+    return next(chances.accepted(matched, 1, votes))
 
 
 class Text:
@@ -125,6 +125,27 @@ def test_tokens_that_were_not_verified_teach():
     chances.learn(4, [], [5])
     chances.learn(4, [5], [])
     assert chance(chances, 4) > 0.95
+
+
+def test_votes_have_chances_of_their_own():
+    lengths, copies = CopiedK(AdaptiveDrafts(costs=CHEAP)), [[1] * 2]
+    for i in range(200):
+        learn(lengths, 2, [5], [5] if i % 5 else [6], Votes.ALL)
+        learn(lengths, 2, [5], [6] if i % 5 else [5], Votes.FEW)
+    assert [lengths.cut(1, 1, Copies(copies, [2], votes)) > 0 for votes in ([Votes.ALL], [Votes.FEW])] == [True, False]
+    assert lengths.best(1, 1, Copies(copies, [2])) == lengths.best(1, 1, Copies(copies, [2], [Votes.UNKNOWN]))
+    unknown = chance(lengths.chances, 2) / chance(lengths.chances, 7)
+    assert unknown == pytest.approx(
+        chance(Chances(), 2) / chance(Chances(), 7)
+    )  # of those without votes nothing was seen
+
+
+@pytest.mark.parametrize(
+    ("occurred", "followed", "votes"),
+    [(0, 0, "UNKNOWN"), (1, 1, "ONCE"), (2, 2, "ALL"), (3, 2, "MOST"), (4, 2, "FEW"), (5, 1, "FEW"), (2, 3, "ALL")],
+)
+def test_what_votes_say(occurred, followed, votes):
+    assert Votes.of(occurred, followed) is Votes[votes]
 
 
 def test_a_text_that_repeats_less_lowers_all_chances():
@@ -315,9 +336,9 @@ def test_what_texts_show_is_learned_whatever_is_verified(width, monkeypatch):
     decoder = SpeculativeDecoder(tiny_model(), SuffixDrafter(), AdaptiveDrafts(costs=FLAT))
     text = prompts(1, 30, 30)[0]
     decoder.generate([text * 2], max_new_tokens=60, logits_processor=[Repeats(30)], eos_token_id=[])
-    assert (before := chance(decoder._lengths.chances, LONGEST)) > 0.95
+    assert (before := chance(decoder._lengths.chances, LONGEST, Votes.ONCE)) > 0.93
     decoder.generate([text * 2] * 2, max_new_tokens=60, eos_token_id=[])  # which goes on in another way
-    assert chance(decoder._lengths.chances, LONGEST) < before - 0.01
+    assert chance(decoder._lengths.chances, LONGEST, Votes.ONCE) < before - 0.01
 
 
 def test_a_prediction_is_tried_before_anything_confirms_it():

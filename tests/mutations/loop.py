@@ -223,8 +223,8 @@ MUTATIONS: list[Mutation] = [
         "tests/loop/test_copied_length.py",
         {
             "copies-are-all-as-likely-as-their-first-token": (
-                "self._chances[first : first + count]",
-                "self._chances[first : first + 1]",
+                "self._chances[votes][first : first + count]",
+                "self._chances[votes][first : first + 1]",
             ),
             "copies-learn-from-what-follows-a-wrong-one": (
                 "            if guess != token:\n                return\n",

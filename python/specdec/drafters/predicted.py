@@ -83,7 +83,7 @@ class PredictedSession(BesideSession):
             return drafts
         copies = drafts if isinstance(drafts, Copies) else drafts.copies or Copies.none(len(step.allowed))
         for row, proposal in proposals.items():
-            copies.tokens[row], copies.matched[row] = proposal, known[row][1]
+            copies.put(row, proposal, known[row][1])
         return copies if isinstance(drafts, Copies) else replaced(drafts, proposals)._replace(copies=copies)
 
     def _known(self, row: int, text: list[int], most: int) -> tuple[list[int], int]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from ..checks import read_count, refuse
 from .copying import Branches, as_trees, copy_from, until_end
-from .protocol import BatchState, Copies, Drafter, Drafts, DraftSession, Step
+from .protocol import BatchState, Copies, Drafter, Drafts, DraftSession, Step, Votes
 
 
 class PromptLookupDrafter(Drafter):
@@ -72,9 +72,9 @@ class PromptLookupSession(DraftSession):
     def propose(self, step: Step) -> Drafts | Copies:
         return self._trees(step) if self.nodes else Copies.of(self._propose, step)
 
-    def _propose(self, row: int, text: list[int], most: int) -> tuple[list[int], int]:
+    def _propose(self, row: int, text: list[int], most: int) -> tuple[list[int], int, Votes]:
         tokens, matched = self.indexes[row].propose(text, most)
-        return until_end(tokens, self.ends[row]), matched
+        return until_end(tokens, self.ends[row]), matched, Votes.UNKNOWN
 
     def _trees(self, step: Step) -> Drafts:
         trees = []

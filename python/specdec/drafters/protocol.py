@@ -18,8 +18,10 @@ A drafter that raises, or returns what verification would refuse, is dropped for
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
+from itertools import repeat
 from operator import gt
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -135,22 +137,56 @@ class Step(HostStep):
     sampling: SamplingTensors  # temperature, filters, penalties, biases and bans of the rows, before this step
 
 
+class Votes(IntEnum):
+    """What followed a row's last token where that occurred earlier, beside the first token to copy. A word that goes on
+    in many ways says little, however often it occurred."""
+
+    UNKNOWN = 0  # this was not counted
+    ONCE = 1  # it occurred once, and so this token followed
+    ALL = 2  # this token, each time
+    MOST = 3  # this token, more often than all others together
+    FEW = 4
+
+    @classmethod
+    def of(cls, occurred: int, followed: int) -> Votes:
+        """Returns those of a token that ``occurred`` so often, and that the other one ``followed`` so often."""
+        if occurred <= 1:
+            return cls.ONCE if occurred else cls.UNKNOWN
+        if followed >= occurred:
+            return cls.ALL
+        return cls.MOST if 2 * followed > occurred else cls.FEW
+
+
 class Copies(NamedTuple):
-    """What was found for each row to copy: tokens after a place in some text, and how many tokens before this place are
-    those before the drafts."""
+    """What was found for each row to copy: tokens after a place in some text, how many tokens before this place are
+    those before the drafts, and how what followed in other places speaks for the first token."""
 
     tokens: list[list[int]]
     matched: list[int]
+    votes: list[Votes] | None = None  # None: they are unknown in all rows
 
     def check(self, rows: int) -> None:
         """Raises ValueError where the loop could not learn from them. What their tokens are, tensors of them show."""
-        fine = len(self.tokens) == len(self.matched) == rows
+        fine = len(self.tokens) == len(self.matched) == rows and (self.votes is None or len(self.votes) == rows)
         for tokens, count in zip(self.tokens, self.matched, strict=False):
             fine = fine and isinstance(tokens, list) and isinstance(count, int) and count >= 0
+        for votes in self.votes or ():
+            fine = fine and isinstance(votes, Votes)
         if not fine:
-            refuse(
-                "Copies", f"tokens {self.tokens!r}, matched {self.matched!r}", f"{rows} lists and {rows} counts >= 0"
-            )
+            refuse("Copies", repr(self), f"{rows} lists, {rows} counts >= 0, and None or {rows} Votes")
+
+    def put(self, row: int, tokens: list[int], matched: int, votes: Votes = Votes.UNKNOWN) -> None:
+        """Puts what was found for a row."""
+        self.tokens[row], self.matched[row] = tokens, matched
+        if self.votes is not None:
+            self.votes[row] = votes
+
+    def votes_of(self, row: int) -> Votes:
+        return Votes.UNKNOWN if self.votes is None else self.votes[row]
+
+    def of_rows(self) -> Iterator[tuple[list[int], int, Votes]]:
+        """Yields tokens, matched and votes of each row."""
+        return zip(self.tokens, self.matched, self.votes or repeat(Votes.UNKNOWN), strict=False)
 
     def up_to(self, allowed: Sequence[int]) -> Copies:
         """Returns those that each row may draft."""
@@ -161,16 +197,16 @@ class Copies(NamedTuple):
     @classmethod
     def none(cls, rows: int) -> Copies:
         """Returns that nothing was found in so many rows."""
-        return cls([[] for _ in range(rows)], [0] * rows)
+        return cls([[] for _ in range(rows)], [0] * rows, [Votes.UNKNOWN] * rows)
 
     @classmethod
-    def of(cls, find: Callable[[int, list[int], int], tuple[list[int], int]], step: Step) -> Copies:
+    def of(cls, find: Callable[[int, list[int], int], tuple[list[int], int, Votes]], step: Step) -> Copies:
         """Returns what ``find`` finds in the rows that draft, given a row, its text and how many tokens it may draft:
-        tokens, and how many before them match."""
+        what ``put`` takes."""
         copies = cls.none(len(step.texts))
         for row, (text, most) in enumerate(zip(step.texts, step.allowed, strict=True)):
             if most:
-                copies.tokens[row], copies.matched[row] = find(row, text, most)
+                copies.put(row, *find(row, text, most))
         return copies
 
 

@@ -11,7 +11,7 @@ from threading import Lock
 
 from ..checks import read_count, refuse
 from .copying import Branches, as_trees, until_end
-from .protocol import BatchState, Copies, Drafter, Drafts, DraftSession, Step
+from .protocol import BatchState, Copies, Drafter, Drafts, DraftSession, Step, Votes
 from .suffix_automaton import Cursor, SuffixAutomaton
 from .suffix_branches import branch
 
@@ -225,10 +225,11 @@ class SuffixSession(DraftSession):
             branch(sources, self.drafter.min_match, lambda length: self.drafter.longest(length, most), tree)
         return tree
 
-    def _propose(self, row: int, text: list[int], most: int) -> tuple[list[int], int]:
-        """Returns a proposal, and how many tokens its match has."""
+    def _propose(self, row: int, text: list[int], most: int) -> tuple[list[int], int, Votes]:
+        """Returns a proposal, how many tokens its match has, and its votes."""
         drafter, past = self.drafter, self.past[row]
-        tokens, length = self.own[row].look(text, drafter.min_match, drafter.max_spec_factor, most)
+        tokens, length, counts = self.own[row].look(text, drafter.min_match, drafter.max_spec_factor, most)
+        votes = Votes.of(*counts)
         if past is not None:
             with self._reading(row):
                 past.follow(text[past.followed :])
@@ -236,8 +237,8 @@ class SuffixSession(DraftSession):
                 if longest > length and longest >= drafter.min_match:
                     copied = past.copied(there, drafter.longest(longest, most))
                     if copied:  # there are none at the end of an earlier text
-                        tokens, length = copied, longest
-        return until_end(tokens, self.ends[row]), length
+                        tokens, length, votes = copied, longest, Votes.UNKNOWN
+        return until_end(tokens, self.ends[row]), length, votes
 
     def end(self, row: int, output: list[int]) -> None:
         memory, self.memories[row] = self.memories[row], None

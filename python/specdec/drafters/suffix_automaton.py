@@ -46,14 +46,18 @@ class SuffixAutomaton:
         _, length, end = native.longest_earlier(self._native)
         return length, end
 
-    def look(self, text: list[int], least: int, factor: float, most: int) -> tuple[list[int], int]:
-        """Reads on in ``text``, which begins with this text. Returns the tokens that followed the longest suffix that
-        also occurs earlier, and the suffix's length: up to ``most`` tokens, and up to ``factor`` for each one of the
-        suffix, rounded down, but one at least, as :meth:`copied` has them. ([], 0): the suffix is shorter than
-        ``least``."""
-        tokens, length = native.look(self._native, text, least, factor, most)
+    def look(self, text: list[int], least: int, factor: float, most: int) -> tuple[list[int], int, tuple[int, int]]:
+        """Reads on in ``text``, which begins with this text, and finds the longest suffix that also occurs earlier.
+
+        Returns:
+            The tokens that followed it: up to ``most``, and up to ``factor`` for each one of the suffix, rounded down,
+            but one at least, as :meth:`copied` has them. The suffix's length. How often the last token occurred
+            earlier, and how often the first of the returned tokens followed it (of occurrences at the end of the text,
+            and of those in a long period, not all are counted). ([], 0, (0, 0)): the suffix is shorter than ``least``.
+        """
+        found = native.look(self._native, text, least, factor, most)
         self._size = max(self._size, len(text))
-        return tokens, length
+        return found
 
     def suffixes(self, least: int, most: int) -> list[tuple[int, int]]:
         """Returns (length, state) of up to ``most`` suffixes of the text with at least ``least`` tokens that also occur

@@ -322,7 +322,9 @@ class Batch:
                 continue
             if self.config.first_drafts is not None:
                 self.config.first_drafts.note(report.drafted, accepted)
-            copy = None if copies is None else CopyResult(copies.matched[row], copies.tokens[row], tokens)
+            copy = None
+            if copies is not None:
+                copy = CopyResult(copies.matched[row], copies.tokens[row], tokens, copies.votes_of(row))
             beside = drafts.one_hot is not None and drafts.one_hot[row]
             results.append(RowResult(asked, accepted, len(tokens), not sequence.live, copy, beside))
             if sequence.may_draft and sequence.drafter_failed():

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, zip_longest
 from operator import mul
 
-from ..drafters.protocol import Copies
+from ..drafters.protocol import Copies, Votes
 from .draft_length import MARGIN, SHARE, AdaptiveDrafts, StepOutcome, TimedK
 from .step_times import GUESS_WEIGHT
 
@@ -29,31 +29,32 @@ LOOK_AROUND_0 = 128  # the same where nothing is verified, as the neighbour then
 
 
 class Chances:
-    """How likely a copied token is right, by the number of tokens before it that match, and less so while fewer were
-    right than these numbers say: texts differ in how much they repeat."""
+    """How likely a copied token is right, by the number of tokens before it that match and the votes of its copy, and
+    less so while fewer were right than these numbers say: texts differ in how much they repeat."""
 
     def __init__(self) -> None:
-        self._tested, self._right = [0.0] * (LONGEST + 1), [0.0] * (LONGEST + 1)
-        self._chances = [_guess(n) for n in range(LONGEST + 1)]
+        self._tested, self._right = ([[0.0] * (LONGEST + 1) for _ in Votes] for _ in range(2))
+        self._chances = [[_guess(n) for n in range(LONGEST + 1)] for _ in Votes]
         self._lately_expected = self._lately_right = GUESS_WEIGHT
 
-    def accepted(self, matched: int, count: int) -> Iterator[float]:
+    def accepted(self, matched: int, count: int, votes: Votes = Votes.UNKNOWN) -> Iterator[float]:
         """Yields the probabilities that the first, the second, ... of ``count`` copied tokens is accepted."""
         first, lately = min(matched, LONGEST), min(self._lately_right / self._lately_expected, 1.0)
-        chances = self._chances[first : first + count]
+        chances = self._chances[votes][first : first + count]
         chances += chances[-1:] * (count - len(chances))
         return accumulate((lately * chance for chance in chances), mul)
 
-    def learn(self, matched: int, copied: Sequence[int], emitted: Sequence[int]) -> None:
+    def learn(self, matched: int, copied: Sequence[int], emitted: Sequence[int], votes: Votes = Votes.UNKNOWN) -> None:
         """Records what a text emitted where it was expected to emit ``copied``."""
+        tested, right, chances = self._tested[votes], self._right[votes], self._chances[votes]
         for n, (guess, token) in enumerate(zip(copied, emitted, strict=False), matched):
             n = min(n, LONGEST)
             forgotten = (1 - LATELY) * GUESS_WEIGHT
-            self._lately_expected = LATELY * self._lately_expected + forgotten + self._chances[n]
+            self._lately_expected = LATELY * self._lately_expected + forgotten + chances[n]
             self._lately_right = LATELY * self._lately_right + forgotten + (guess == token)
-            self._tested[n] = MEMORY * self._tested[n] + 1
-            self._right[n] = MEMORY * self._right[n] + (guess == token)
-            self._chances[n] = (self._right[n] + GUESS_WEIGHT * _guess(n)) / (self._tested[n] + GUESS_WEIGHT)
+            tested[n] = MEMORY * tested[n] + 1
+            right[n] = MEMORY * right[n] + (guess == token)
+            chances[n] = (right[n] + GUESS_WEIGHT * _guess(n)) / (tested[n] + GUESS_WEIGHT)
             if guess != token:
                 return
 
@@ -108,7 +109,7 @@ class CopiedK(TimedK):
         none, those of a plain step and ``MARGIN``. The arguments are those of ``cut``."""
         times = self.times(rows)
         best, rate = 0, MARGIN * live / times.of(0)
-        of_rows = [self.chances.accepted(n, len(t)) for n, t in zip(copies.matched, copies.tokens, strict=True) if t]
+        of_rows = [self.chances.accepted(n, len(tokens), votes) for tokens, n, votes in copies.of_rows() if tokens]
         expected = [*accumulate(map(sum, zip_longest(*of_rows, fillvalue=0.0)), initial=live)]
         for k in self.widths[1:]:
             if k < len(expected) and expected[k] / times.of(k) > rate:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from ..checks import read_count, refuse
 from ..drafters.composite import by_match
-from ..drafters.protocol import Copies, Share
+from ..drafters.protocol import Copies, Share, Votes
 from .step_times import DECAY, SEEN, StepTimes, by_position
 
 CHOICE = 6  # steps for which a K is kept, since choosing takes time
@@ -88,6 +88,7 @@ class CopyResult(NamedTuple):
     matched: int  # tokens before the copied ones that match, as in ``Copies``
     copied: Sequence[int]  # verified or not
     emitted: Sequence[int]
+    votes: Votes = Votes.UNKNOWN
 
 
 class RowResult(NamedTuple):

@@ -43,9 +43,9 @@ class SharedK(DraftLength):
             return shared if k else Share(0, [True] * len(allowed))
         alone, gained = [*accumulate(self.drafted.acceptance()[:k], mul)], float(live)
         copying = []
-        for most, matched, tokens in zip(allowed, copies.matched, copies.tokens, strict=True):
+        for most, (tokens, matched, votes) in zip(allowed, copies.of_rows(), strict=True):
             own = sum(alone[:most])
-            copied = sum(self.copied.chances.accepted(matched, min(len(tokens), k, most)))
+            copied = sum(self.copied.chances.accepted(matched, min(len(tokens), k, most), votes))
             copying.append(copied > own)
             gained += max(own, copied) if most else 0.0
         width, rate = self.copied.best(rows, live, copies)
