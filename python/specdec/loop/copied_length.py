@@ -2,8 +2,9 @@
 
 A drafter that copies finds its tokens in microseconds, so it is asked for the most. Which of them are worth their
 verification is seen only then: after twenty matching tokens a copy is nearly always right, after one hardly
-ever. So the chance of a copied token is learned by how many tokens before it match. (SuffixDecoding, Oliaro et al.,
-arXiv 2411.04975, section 3, estimates it by how often the token followed.) Tokens that were not verified teach it as
+ever, and less after a word that went on in many ways. So the chance of a copied token is learned by how many tokens
+before it match, and by what else followed the text's last token. (SuffixDecoding, Oliaro et al., arXiv 2411.04975,
+section 3, estimates it by how often the token followed.) Tokens that were not verified teach it as
 well: the text shows whether they were right.
 """
 
