@@ -182,6 +182,7 @@ class Copies(NamedTuple):
             self.votes[row] = votes
 
     def votes_of(self, row: int) -> Votes:
+        """Returns those of a row."""
         return Votes.UNKNOWN if self.votes is None else self.votes[row]
 
     def of_rows(self) -> Iterator[tuple[list[int], int, Votes]]:
