@@ -96,13 +96,15 @@ PyObject* longest_earlier(PyObject*, PyObject* args) {
 PyObject* suffixes(PyObject*, PyObject* args) {
   SuffixAutomaton* automaton = nullptr;
   Suffix suffix;
-  int least = 0, most = 0;
-  if (!PyArg_ParseTuple(args, "O&iiii", automaton_of, &automaton, &suffix.state, &suffix.length, &least, &most) ||
+  long long least = 0, longest = 0;
+  int most = 0;
+  if (!PyArg_ParseTuple(args, "O&iiLLi", automaton_of, &automaton, &suffix.state, &suffix.length, &least, &longest,
+                        &most) ||
       !check_state(*automaton, suffix.state)) {
     return nullptr;
   }
   std::vector<Suffix> found;
-  for (; suffix.length >= least && suffix.length > 0 && static_cast<int>(found.size()) < most;
+  for (suffix = automaton->end_of(suffix, longest); suffix.length >= least && suffix.length > 0 && static_cast<int>(found.size()) < most;
        suffix = automaton->shorter(suffix)) {
     found.push_back(suffix);
   }
@@ -153,16 +155,17 @@ PyObject* copied(PyObject*, PyObject* args) {
 PyObject* look(PyObject*, PyObject* args) {
   SuffixAutomaton* automaton = nullptr;
   PyObject* text = nullptr;
-  long long least = 0;
+  long long least = 0, longest = 0;
   int most = 0;
   double factor = 0;
-  if (!PyArg_ParseTuple(args, "O&O!Ldi", automaton_of, &automaton, &PyList_Type, &text, &least, &factor, &most)) {
+  if (!PyArg_ParseTuple(args, "O&O!LLdi", automaton_of, &automaton, &PyList_Type, &text, &least, &longest, &factor,
+                        &most)) {
     return nullptr;
   }
   std::vector<Token> tokens;
   if (!tokens_from(text, automaton->num_tokens(), &tokens)) return nullptr;
   for (const Token token : tokens) automaton->append(token);
-  const auto [state, length] = automaton->longest_earlier();
+  const auto [state, length] = automaton->end_of(automaton->longest_earlier(), longest);
   if (length == 0 || length < least) return Py_BuildValue("([]i(ii))", 0, 0, 0);
   const double count = std::max(1.0, std::min(factor * length, static_cast<double>(most)));
   const std::vector<Token> copy = automaton->copied(automaton->last_end(state), static_cast<int64_t>(count));
@@ -189,13 +192,13 @@ PyMethodDef methods[] = {
     {"extend", guarded<extend>, METH_VARARGS, "(automaton, tokens)"},
     {"longest_earlier", guarded<longest_earlier>, METH_VARARGS, "(automaton) -> state, length, last end"},
     {"suffixes", guarded<suffixes>, METH_VARARGS,
-     "(automaton, state, length, least, most) -> [(length, state), ...] from this suffix on"},
+     "(automaton, state, length, least, longest, most) -> [(length, state), ...] from this suffix on"},
     {"follow", guarded<follow>, METH_VARARGS, "(automaton, state, length, limit, tokens) -> state, length, first end"},
     {"following", guarded<following>, METH_VARARGS, "(automaton, state, limit) -> [(token, state, count), ...]"},
     {"copied", guarded<copied>, METH_VARARGS, "(automaton, start, count) -> tokens"},
     {"look", guarded<look>, METH_VARARGS,
-     "(automaton, text, least, factor, most) -> tokens to copy, length of their match, votes, after reading on in "
-     "text"},
+     "(automaton, text, least, longest, factor, most) -> tokens to copy, length of their match, votes, after reading "
+     "on in text"},
     {nullptr, nullptr, 0, nullptr}};
 PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
 

@@ -99,6 +99,15 @@ Suffix SuffixAutomaton::shorter(Suffix suffix) const {
   return state <= kRoot ? Suffix{} : Suffix{state, states_[state].length};
 }
 
+Suffix SuffixAutomaton::end_of(Suffix suffix, int64_t most) const {
+  while (suffix.length > most) {
+    const Suffix next = shorter(suffix);
+    if (next.length < most) return {suffix.state, static_cast<int32_t>(most)};
+    suffix = next;
+  }
+  return suffix;
+}
+
 Suffix SuffixAutomaton::followed(Suffix suffix, Token token, int32_t limit) const {
   for (;; suffix = shorter(suffix)) {
     const int32_t edge = edge_of(suffix.state, token);

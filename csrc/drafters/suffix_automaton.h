@@ -55,6 +55,9 @@ class SuffixAutomaton {
   // The next shorter suffix, which also occurs elsewhere.
   Suffix shorter(Suffix suffix) const;
 
+  // The last `most` >= 1 tokens of `suffix`, or all of it.
+  Suffix end_of(Suffix suffix, int64_t most) const;
+
   // The longest suffix of another text with `token`, of which `suffix` was the longest one before, that occurs in this
   // text. Of this text only the first `limit` tokens count.
   Suffix followed(Suffix suffix, Token token, int32_t limit) const;

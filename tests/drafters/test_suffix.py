@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from specdec import Request, Scheduler, SpeculativeDecoder, SuffixDrafter, SuffixMemories, SuffixMemory
-from specdec.drafters.suffix_automaton import Cursor, SuffixAutomaton, native
+from specdec.drafters.suffix_automaton import ANY, Cursor, SuffixAutomaton, native
 from support.drafting import Repeats, check_plain_texts, copied, draft, found, start
 from support.models import generate, prompts, tiny_model
 
@@ -24,9 +24,9 @@ texts = st.lists(st.integers(0, 2), max_size=30)
 # ---- the automaton ---------------------------------------------------------------------------------------
 
 
-def earlier_suffix(text: list[int]) -> tuple[int, int]:
+def earlier_suffix(text: list[int], longest: int = ANY) -> tuple[int, int]:
     """(length, end) of the longest suffix that also ends before the text does, where it last does."""
-    for length in range(len(text) - 1, 0, -1):
+    for length in range(min(len(text) - 1, longest), 0, -1):
         for end in range(len(text) - 1, length - 1, -1):
             if text[end - length : end] == text[-length:]:
                 return length, end
@@ -65,20 +65,27 @@ def test_longest_suffix(text):
 
 
 @exploring
-@given(texts, st.integers(1, 3), st.sampled_from([0.4, 1, 1.5, 2.0, math.inf]), st.integers(1, 8), st.data())
-def test_a_look_is_all_of_it_at_once(text, least, factor, most, data):
+@given(
+    texts,
+    st.integers(1, 3),
+    st.sampled_from([1, 3, 5, ANY]),
+    st.sampled_from([0.4, 1, 1.5, 2.0, math.inf]),
+    st.integers(1, 8),
+    st.data(),
+)
+def test_a_look_is_all_of_it_at_once(text, least, longest, factor, most, data):
     """What follows at the end of the text is not counted, unless it is the first of its kind."""
     automaton, known = SuffixAutomaton(), 0
     while known < len(text):
         known = data.draw(st.integers(known + 1, len(text)))  # several tokens may be new
-        length, end = earlier_suffix(text[:known])
+        length, end = earlier_suffix(text[:known], longest)
         expected = [], 0, (0, 0)
         if length >= least:
             tokens, last = copied(text[:known], end, max(1, int(min(most, factor * length)))), text[known - 1]
             following = [text[i] for i in range(1, known) if text[i - 1] == last]
             counted = [text[i] for i in range(1, known - 1) if text[i - 1] == last].count(tokens[0])
             expected = tokens, length, (len(following), max(counted, 1))
-        assert automaton.look(text[:known], least, factor, most) == expected
+        assert automaton.look(text[:known], least, longest, factor, most) == expected
         assert len(automaton) == known and text_of(automaton) == text[:known]
 
 
@@ -121,12 +128,14 @@ def test_earlier_suffixes_do_not_cross_separators(parts):
 
 
 @exploring
-@given(texts)
-def test_what_follows(text):
+@given(texts, st.sampled_from([1, 2, 3, ANY]))
+def test_what_follows(text, longest):
     """Of every suffix that occurs before: the tokens after it in the order in which they came, and how often. What ends
     the text is not counted before something follows it."""
     automaton = SuffixAutomaton(text)
-    for length, state in automaton.suffixes(1, len(text)):
+    suffixes = automaton.suffixes(1, longest, len(text))
+    assert next(iter(suffixes), (0,))[0] == earlier_suffix(text, longest)[0]
+    for length, state in suffixes:
         suffix = text[-length:]
         ends = [end for end in range(length, len(text)) if text[end - length : end] == suffix]
         whole, counted = (
@@ -134,7 +143,7 @@ def test_what_follows(text):
             Counter(text[end] for end in ends if end + 1 < len(text)),
         )
         assert [(t, n) for t, _, n in automaton.following(state)] == [(t, max(counted[t], 1)) for t in whole]
-    assert automaton.suffixes(2, 1) == [each for each in automaton.suffixes(1, 9) if each[0] >= 2][:1]
+    assert automaton.suffixes(2, ANY, 1) == [each for each in automaton.suffixes(1, ANY, 9) if each[0] >= 2][:1]
 
 
 def test_what_an_automaton_cannot_hold_is_refused():
@@ -150,8 +159,8 @@ def test_what_an_automaton_cannot_hold_is_refused():
         with pytest.raises(error):
             Cursor(automaton).follow(tokens)
         with pytest.raises(error):
-            automaton.look([1, 2, 1, 5, *tokens], 1, 2.0, 4)
-    assert automaton.look([1], 1, 2.0, 4) == ([2, 1], 1, (1, 1))  # nothing is new
+            automaton.look([1, 2, 1, 5, *tokens], 1, ANY, 2.0, 4)
+    assert automaton.look([1], 1, ANY, 2.0, 4) == ([2, 1], 1, (1, 1))  # nothing is new
     assert len(automaton) == 3 and automaton.longest_suffix() == (1, 1)
     for call in (lambda: automaton.copied(3, 1), lambda: automaton.copied(-1, 1), lambda: automaton.copied(0, -1)):
         with pytest.raises(IndexError, match="allowed: 0 to 2"):

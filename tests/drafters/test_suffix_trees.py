@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from specdec import SpeculativeDecoder, SuffixDrafter, SuffixMemory
+from specdec import PromptLookupDrafter, SpeculativeDecoder, SuffixDrafter, SuffixMemory
 from support.drafting import start
 from support.models import prompts, tiny_model
 
@@ -118,6 +118,8 @@ def test_examples():
     assert tree(SuffixDrafter(), own, 2, ends=frozenset({3})) == [(3,), (4,), (4, 9), (4, 7)]
     assert tree(SuffixDrafter(), [1, 2, 1, 2, 1, 2], 9, nodes=5)[-1] == (1, 2, 1, 2, 1)  # a period goes on
     assert tree(SuffixDrafter(), [1, 2, 3], 9) == []
+    assert tree(PromptLookupDrafter(), own, 2) == [(3,), (3, 8)]
+    assert tree(PromptLookupDrafter(max_ngram=1, min_ngram=1), own, 1) == [(4,), (3,)]  # twice, and once
     often = [5, 1, 2] * 3 + [6, 1, 2, 7, 1, 3, 8, 1, 3, 4, 1, 3, 9, 1]
     assert tree(SuffixDrafter(), often, 1) == [(2,), (3,)]  # four times, and three times
     memory = SuffixMemory()

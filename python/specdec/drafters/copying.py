@@ -1,21 +1,12 @@
-"""Shared by drafters without a model: copies proposals from texts, and merges continuations of a text to trees."""
+"""Shared by drafters without a model: cuts proposals at an end, and merges continuations of a text to trees."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Set
 
 import torch
 
 from .protocol import Drafts
-
-
-def copy_from(text: list[int], start: int, count: int) -> list[int]:
-    """Returns ``count`` tokens of ``text`` from ``start`` < len(text) on. A copy that reaches the end continues with
-    the tokens that it has copied, as in LZ77, so a periodic text is continued periodically."""
-    piece = text[start : start + count]
-    if len(piece) < count:
-        piece = (piece * (count // len(piece) + 1))[:count]
-    return piece
 
 
 def until_end(proposal: list[int], ends: Set[int]) -> list[int]:
@@ -42,15 +33,6 @@ class Branches:
     @property
     def full(self) -> bool:
         return len(self.tokens) >= self.most
-
-    def add(self, continuation: Sequence[int]) -> None:
-        """Adds a continuation, as far as there is room."""
-        node = -1
-        for token in until_end(list(continuation), self.ends):
-            child = self.child(node, token)
-            if child is None:
-                return
-            node = child
 
     def child(self, node: int, token: int) -> int | None:
         """Returns the number of the child of ``node`` (-1: the root) that holds ``token``, which is added if there is

@@ -12,7 +12,7 @@ from threading import Lock
 from ..checks import read_count, refuse
 from .copying import Branches, as_trees, until_end
 from .protocol import BatchState, Copies, Drafter, Drafts, DraftSession, Step, Votes
-from .suffix_automaton import Cursor, SuffixAutomaton
+from .suffix_automaton import ANY, Cursor, SuffixAutomaton
 from .suffix_branches import branch
 
 
@@ -156,6 +156,7 @@ class SuffixDrafter(Drafter):
     """
 
     copying = trees = True
+    max_match = ANY
 
     def __init__(
         self, memory: SuffixMemory | SuffixMemories | None = None, min_match: int = 1, max_spec_factor: float = 2.0
@@ -222,13 +223,15 @@ class SuffixSession(DraftSession):
             if past is not None:
                 past.follow(text[past.followed :])
                 sources.append(past)
-            branch(sources, self.drafter.min_match, lambda length: self.drafter.longest(length, most), tree)
+            drafter = self.drafter
+            branch(sources, drafter.min_match, drafter.max_match, lambda n: drafter.longest(n, most), tree)
         return tree
 
     def _propose(self, row: int, text: list[int], most: int) -> tuple[list[int], int, Votes]:
         """Returns a proposal, how many tokens its match has, and its votes."""
         drafter, past = self.drafter, self.past[row]
-        tokens, length, counts = self.own[row].look(text, drafter.min_match, drafter.max_spec_factor, most)
+        limits = drafter.min_match, drafter.max_match, drafter.max_spec_factor, most
+        tokens, length, counts = self.own[row].look(text, *limits)
         votes = Votes.of(*counts)
         if past is not None:
             with self._reading(row):

@@ -11,6 +11,9 @@ except ImportError as error:
     raise ImportError("specdec.drafters._C is not built here: pip install builds it (README.md)") from error
 
 
+ANY = 2**31 - 1  # tokens of a suffix, where its length has no limit
+
+
 class SuffixAutomaton:
     """A suffix automaton built online (Blumer et al. 1985, "The smallest automaton recognizing the subwords of a
     text"): amortised O(1) time, about 0.1 microseconds, and 0.1 KB a token. A state stands for all substrings that end
@@ -46,8 +49,11 @@ class SuffixAutomaton:
         _, length, end = native.longest_earlier(self._native)
         return length, end
 
-    def look(self, text: list[int], least: int, factor: float, most: int) -> tuple[list[int], int, tuple[int, int]]:
-        """Reads on in ``text``, which begins with this text, and finds the longest suffix that also occurs earlier.
+    def look(
+        self, text: list[int], least: int, longest: int, factor: float, most: int
+    ) -> tuple[list[int], int, tuple[int, int]]:
+        """Reads on in ``text``, which begins with this text, and finds the longest suffix, of up to ``longest`` tokens,
+        that also occurs earlier.
 
         Returns:
             The tokens that followed it: up to ``most``, and up to ``factor`` for each one of the suffix, rounded down,
@@ -55,15 +61,15 @@ class SuffixAutomaton:
             earlier, and how often the first of the returned tokens followed it (of occurrences at the end of the text,
             and of those in a long period, not all are counted). ([], 0, (0, 0)): the suffix is shorter than ``least``.
         """
-        found = native.look(self._native, text, least, factor, most)
+        found = native.look(self._native, text, least, longest, factor, most)
         self._size = max(self._size, len(text))
         return found
 
-    def suffixes(self, least: int, most: int) -> list[tuple[int, int]]:
-        """Returns (length, state) of up to ``most`` suffixes of the text with at least ``least`` tokens that also occur
-        earlier, the longest first. Those between two of these lengths occur as often as the longer one."""
+    def suffixes(self, least: int, longest: int, most: int) -> list[tuple[int, int]]:
+        """Returns (length, state) of up to ``most`` suffixes of the text, of ``least`` to ``longest`` tokens, that also
+        occur earlier, the longest first. Those between two of these lengths occur as often as the longer one."""
         state, length, _ = native.longest_earlier(self._native)
-        return native.suffixes(self._native, state, length, least, most)
+        return native.suffixes(self._native, state, length, least, longest, most)
 
     def following(self, state: int) -> list[tuple[int, int, int]]:
         """Returns (token, state, count) of each token that follows the substrings of ``state``: the state of these
@@ -102,9 +108,9 @@ class Cursor:
         automaton's, and the index after its first occurrence there. (0, 0): none occurs."""
         return self._matched, self._end
 
-    def suffixes(self, least: int, most: int) -> list[tuple[int, int]]:
+    def suffixes(self, least: int, longest: int, most: int) -> list[tuple[int, int]]:
         """As those of an automaton, of the text read so far: its suffixes that occur in the automaton's."""
-        return native.suffixes(self._native, self._state, self._matched, least, most)
+        return native.suffixes(self._native, self._state, self._matched, least, longest, most)
 
     def following(self, state: int) -> list[tuple[int, int, int]]:
         """As an automaton's. What came after the time of construction does not follow, but is counted."""

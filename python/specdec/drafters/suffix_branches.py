@@ -23,7 +23,11 @@ class _Match(NamedTuple):
 
 
 def branch(
-    sources: Sequence[SuffixAutomaton | Cursor], min_match: int, longest: Callable[[int], int], tree: Branches
+    sources: Sequence[SuffixAutomaton | Cursor],
+    min_match: int,
+    max_match: int,
+    longest: Callable[[int], int],
+    tree: Branches,
 ) -> None:
     """Adds the likeliest continuations to ``tree``, best first, until it is full or there are no more.
 
@@ -34,12 +38,12 @@ def branch(
 
     Args:
         sources: where suffixes of the text are looked up, the text itself or another one.
-        min_match: the least number of tokens of a match.
+        min_match, max_match: the least and the greatest number of tokens of a match.
         longest: the most tokens of a path after a match of so many tokens, >= 1.
     """
     matches = []
     for source in sources:
-        matches += [(length, source, state) for length, state in source.suffixes(min_match, _MATCHES)]
+        matches += [(length, source, state) for length, state in source.suffixes(min_match, max_match, _MATCHES)]
     matches.sort(key=lambda match: -match[0])
     root = [_Match(source, state, 0.5**i, longest(n)) for i, (n, source, state) in enumerate(matches, 1)]
     numbers = itertools.count()  # of equally probable nodes, the one that was found first is added first
