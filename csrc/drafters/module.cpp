@@ -104,7 +104,8 @@ PyObject* suffixes(PyObject*, PyObject* args) {
     return nullptr;
   }
   std::vector<Suffix> found;
-  for (suffix = automaton->end_of(suffix, longest); suffix.length >= least && suffix.length > 0 && static_cast<int>(found.size()) < most;
+  for (suffix = automaton->end_of(suffix, longest);
+       suffix.length >= least && suffix.length > 0 && static_cast<int>(found.size()) < most;
        suffix = automaton->shorter(suffix)) {
     found.push_back(suffix);
   }
