@@ -156,7 +156,7 @@ class SuffixDrafter(Drafter):
     """
 
     copying = trees = True
-    max_match = ANY
+    max_match = ANY  # tokens of a match; a PromptLookupDrafter has fewer
 
     def __init__(
         self, memory: SuffixMemory | SuffixMemories | None = None, min_match: int = 1, max_spec_factor: float = 2.0
