@@ -15,9 +15,10 @@ from itertools import accumulate, zip_longest
 from operator import mul
 
 from ..drafters.protocol import Copies, Votes
-from .draft_length import MARGIN, SHARE, AdaptiveDrafts, StepOutcome, TimedK
+from .draft_length import SHARE, AdaptiveDrafts, StepOutcome, TimedK
 from .step_times import GUESS_WEIGHT
 
+MARGIN = 1.1  # by which copies must be expected to win: a short answer has too few of them to even out bad luck
 LONGEST = 20  # matching tokens; more are like these
 MEMORY = 0.99  # weight of older tokens in the chance of those with as many matching ones
 LATELY = 0.9  # the same in whether more or fewer were right than by these chances
