@@ -17,8 +17,7 @@ from specdec_kernels import SamplingParams
 
 
 def search(text: list[int], sizes: range, most: int) -> tuple[list[int], int]:
-    """What prompt lookup is to propose, and how many tokens match, from its definition, in texts too short for a period
-    whose last occurrences are not kept."""
+    """What prompt lookup is to propose, and how many tokens match, from its definition."""
     for n in reversed(sizes):
         for end in range(len(text) - 1, n - 1, -1):
             if n < len(text) and text[end - n : end] == text[-n:]:
@@ -26,7 +25,7 @@ def search(text: list[int], sizes: range, most: int) -> tuple[list[int], int]:
     return [], 0
 
 
-texts = st.lists(st.integers(0, 3), min_size=1, max_size=20)
+texts = st.lists(st.integers(0, 3), min_size=1, max_size=40)
 
 
 @settings(max_examples=120, deadline=None, derandomize=True)

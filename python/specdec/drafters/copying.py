@@ -21,7 +21,7 @@ class Branches:
 
     Args:
         most: the most nodes, >= 0.
-        ends: end-of-sequence tokens, after which no node is added.
+        ends: end-of-sequence tokens, after which no node is to be added.
     """
 
     def __init__(self, most: int, ends: Set[int] = frozenset()):

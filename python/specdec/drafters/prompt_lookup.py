@@ -15,8 +15,9 @@ class PromptLookupDrafter(SuffixDrafter):
 
     The longest n-gram that ends the text and also occurs earlier in it, in prompt or output, is looked up. The drafts
     are the tokens that followed its most recent earlier occurrence, up to an end-of-sequence token. They are a function
-    of the text, so q is one-hot and the distribution is unchanged. It is found by the suffix automaton of a
-    ``SuffixDrafter``, whose matches have no greatest length, and limit how much is copied.
+    of the text, so q is one-hot and the distribution is unchanged. A ``SuffixDrafter`` does the same with matches of
+    any length, which limit how much is copied. In a text that repeated a piece more than 32 times without a break, an
+    earlier occurrence than the most recent one may be taken.
 
     A tree has the continuations of several earlier occurrences, as that of a ``SuffixDrafter``.
 
@@ -33,7 +34,7 @@ class PromptLookupDrafter(SuffixDrafter):
 
     Example:
         >>> from specdec import PromptLookupDrafter, SpeculativeDecoder, load_embedded_pair
-        >>> target, draft, tokenizer = load_embedded_pair()
+        >>> target, _, tokenizer = load_embedded_pair()
         >>> decoder = SpeculativeDecoder(target, PromptLookupDrafter(), num_drafts=4)
         >>> decoder.generate([tokenizer("x = [1, 2, 3, 1, 2, 3, 1, 2, 3,").input_ids], max_new_tokens=16).stats.tau > 1
         True
