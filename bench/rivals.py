@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import harmonic_mean
 from typing import Annotated, Any
 
 import numpy as np
@@ -238,14 +239,22 @@ def rows_of(kind: str, speeds: dict[tuple[str, int], list[float]]) -> Iterator[d
 def by_prompt(
     kind: str, categories: Sequence[str], speeds: dict[tuple[str, int], list[float]]
 ) -> Iterator[dict[str, object]]:
-    """What our drafts make of each category of prompts, with no busy neighbours."""
-    count = len(categories)
-    for i, category in enumerate(categories):
-        for (name, busy), mine in speeds.items():
-            if name.startswith(OWN) and not busy:
-                these, plain = mine[i::count], speeds[OWN, 0][i::count]
+    """What our drafts make of each category of prompts, with no busy neighbours: a round's texts of one category are
+    one job, whose speed counts. ``categories``: of each prompt."""
+    for category in dict.fromkeys(categories):
+        jobs = {name: _of_category(category, categories, mine) for (name, busy), mine in speeds.items() if not busy}
+        for name, mine in jobs.items():
+            if name.startswith(OWN):
                 own: dict[str, object] = {"weights": kind, "prompt": category, "method": name}
-                yield own | {"tokens_per_second": summary(these), "of_plain": ratios(these, plain)}
+                yield own | {"tokens_per_second": summary(mine), "of_plain": ratios(mine, jobs[OWN])}
+
+
+def _of_category(category: str, categories: Sequence[str], speeds: Sequence[float]) -> list[float]:
+    """By round. Texts of a race are of one length, so that seconds of a token may be averaged."""
+    count = len(categories)
+    rounds = [speeds[i : i + count] for i in range(0, len(speeds), count)]
+    its = [i for i, of_prompt in enumerate(categories) if of_prompt == category]
+    return [harmonic_mean([of_round[i] for i in its]) for of_round in rounds]
 
 
 def main(
@@ -257,7 +266,8 @@ def main(
     vllm: Annotated[str | None, typer.Option(help="the Python of an environment with vLLM")] = None,
     openvino: Annotated[str | None, typer.Option(help="the Python of an environment with OpenVINO GenAI")] = None,
     new_tokens: Annotated[int, typer.Option(min=1, help="of each text")] = 128,
-    prompts: Annotated[int, typer.Option(min=1, help="at most, one of each kind")] = 12,
+    prompts: Annotated[int, typer.Option(min=1, help="kinds of prompts, at most")] = 12,
+    each: Annotated[int, typer.Option(min=1, help="prompts of each kind, at most")] = 1,
     rounds: Annotated[int, typer.Option(min=1)] = 3,
     alone: Annotated[bool, typer.Option("--alone", help="specdec's own ways, and no other program")] = False,
     threads: report.Threads = None,
@@ -268,14 +278,20 @@ def main(
     counts = [0, *(report.read_integers("busy", busy) if busy else [])]
     new_tokens, rounds, prompts = (8, 1, 2) if quick else (new_tokens, rounds, prompts)
     tokenizer = load_tokenizer("folder", folder)
-    first = {q.category: q for q in reversed(prompt_set("general"))}
-    chosen = dict(list(first.items())[:prompts])
+    of_kind: dict[str, list[Any]] = {}
+    for question in reversed(prompt_set("general")):  # the last kinds first, which are those that drafts suit
+        of_kind.setdefault(question.category, []).insert(0, question)
+    chosen = [question for questions in list(of_kind.values())[:prompts] for question in questions[:each]]
     if tokenizer.chat_template is not None:  # a model without one continues the texts themselves
-        chosen = {category: q.as_message(tokenizer) for category, q in chosen.items()}
-    asked = {category: q.tokens(tokenizer) for category, q in chosen.items()}
+        chosen = [question.as_message(tokenizer) for question in chosen]
+    asked = [question.tokens(tokenizer) for question in chosen]
+    categories = [question.category for question in chosen]
+    lengths: dict[str, list[int]] = {}
+    for category, ids in zip(categories, asked, strict=True):
+        lengths.setdefault(category, []).append(len(ids))
     results = report.Report(
         "rivals", torch.device("cpu"), json_path, threads, quick=quick, target=Path(folder).name,
-        new_tokens=new_tokens, prompts={category: len(ids) for category, ids in asked.items()},
+        new_tokens=new_tokens, prompts=lengths,
         draft=None if draft is None else Path(draft).name,
     )  # fmt: skip
     cores = torch.get_num_threads()
@@ -293,7 +309,7 @@ def main(
             if has_llama:
                 of_llama = None if draft is None else of_draft(draft, gguf, KINDS[kind], Path(made))
                 ways |= llama_cpp(file, cores, of_llama)
-            speeds = race(ways, list(asked.values()), new_tokens, rounds, counts)
+            speeds = race(ways, asked, new_tokens, rounds, counts)
             for worker in others.values():
                 worker.close()
         rows = list(rows_of(kind, speeds))
@@ -301,7 +317,7 @@ def main(
             results.add(row)
         columns = ("method", *(("busy",) if busy else ()), "tokens_per_second", "of_alone")
         results.show(f"{Path(folder).name}, {kind}", rows, (*columns, "over_llama_cpp", "over_its_best"))
-        of_prompts = list(by_prompt(kind, [*asked], speeds))
+        of_prompts = list(by_prompt(kind, categories, speeds))
         for row in of_prompts:
             results.add(row)
         results.show("by prompt", of_prompts, ("prompt", "method", "tokens_per_second", "of_plain"))

@@ -159,12 +159,26 @@ def test_rows_compare_with_the_same_number_of_neighbours():
     assert beside["of_alone"]["median"] == 0.5 and "of_alone" not in alone
 
 
+def test_texts_of_a_kind_are_one_job_in_each_round():
+    speeds = {("specdec", 0): [1.0, 2.0, 9.0, 4.0, 4.0, 9.0], ("specdec, suffix", 0): [2.0, 2.0, 9.0, 2.0, 8.0, 9.0]}
+    rows = {
+        (row["prompt"], row["method"]): row for row in rivals.by_prompt("float32", ("chat", "chat", "essay"), speeds)
+    }
+    assert list(rows) == [(kind, way) for kind in ("chat", "essay") for way in ("specdec", "specdec, suffix")]
+    chat = rows["chat", "specdec, suffix"]
+    # Two texts of n tokens take n + n / 2 seconds and n in the first round, n / 2 and n (1 / 2 + 1 / 8) in the second.
+    assert chat["of_plain"]["rounds"] == 2
+    assert chat["of_plain"]["median"] == pytest.approx((1.5 / 1 + 0.5 / 0.625) / 2)
+    assert rows["chat", "specdec"]["tokens_per_second"]["median"] == pytest.approx((2 / 1.5 + 4) / 2)
+    assert rows["essay", "specdec, suffix"]["of_plain"]["median"] == 1
+
+
 @pytest.mark.parametrize("template", [True, pytest.param(False, marks=pytest.mark.nightly)])
 def test_rivals_report(source, template, tmp_path, no_llama):
     file, folder = source
     if not template:
         (folder / "chat_template.jinja").unlink()
-    given = (folder, "--gguf", file, "--draft", folder, "--kinds", "bfloat16", "--busy", "1", "--quick")
+    given = (folder, "--gguf", file, "--draft", folder, "--kinds", "bfloat16", "--busy", "1", "--quick", "--each", 2)
     done = run_main(rivals, *given, "--threads", 1, "--json", tmp_path / "out.json")
     assert done.exit_code == 0, done.output
     content = json.loads((tmp_path / "out.json").read_text())
@@ -174,7 +188,7 @@ def test_rivals_report(source, template, tmp_path, no_llama):
     assert rows == [(name, busy) for name in names for busy in (0, 1)]
     by_prompt = [(row["prompt"], row["method"]) for row in content["rows"] if "prompt" in row]
     assert by_prompt == [(prompt, name) for prompt in content["prompts"] for name in names[:5]]
-    assert content["complete"] and len(content["prompts"]) == 2
+    assert content["complete"] and [len(lengths) for lengths in content["prompts"].values()] == [2, 2]
 
 
 def test_widths_report(tmp_path, no_llama):
