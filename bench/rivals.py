@@ -279,7 +279,7 @@ def main(
     new_tokens, rounds, prompts = (8, 1, 2) if quick else (new_tokens, rounds, prompts)
     tokenizer = load_tokenizer("folder", folder)
     of_kind: dict[str, list[Any]] = {}
-    for question in reversed(prompt_set("general")):  # the last kinds first, which are those that drafts suit
+    for question in reversed(prompt_set("general")):  # the last kinds first, as in earlier files
         of_kind.setdefault(question.category, []).insert(0, question)
     chosen = [question for questions in list(of_kind.values())[:prompts] for question in questions[:each]]
     if tokenizer.chat_template is not None:  # a model without one continues the texts themselves
