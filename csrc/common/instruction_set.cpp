@@ -35,6 +35,24 @@ InstructionSet& in_use() {
 
 InstructionSet instruction_set() { return in_use(); }
 
+bool has_vnni() {
+#if defined(__x86_64__)
+  static const bool found = __builtin_cpu_supports("avx512vnni");
+  return found;
+#else
+  return false;
+#endif
+}
+
+bool reads_ahead_to_second_cache() {
+#if defined(__x86_64__)
+  static const bool found = __builtin_cpu_is("intel");
+  return found;
+#else
+  return false;
+#endif
+}
+
 const char* name_of(InstructionSet set) {
   switch (set) {
     case InstructionSet::kAvx512:

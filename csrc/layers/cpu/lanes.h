@@ -28,6 +28,17 @@ SPECDEC_BODY void keep_in_register(Numbers* numbers) {
 #endif
 }
 
+// Asks for weights that are needed soon, once.
+SPECDEC_BODY void read_ahead(const char* weights, int64_t bytes, bool to_second_cache) {
+  for (int64_t line = 0; line < bytes; line += 64) {
+    if (to_second_cache) {
+      __builtin_prefetch(weights + line, 0, 2);
+    } else {
+      __builtin_prefetch(weights + line, 0, 0);
+    }
+  }
+}
+
 // Of two vectors whose lanes are groups of kGroup, the lower (kUpper = 0) or the upper half of every group.
 template <int kWidth, int kGroup, int kUpper, class Vector, size_t... kLane>
 SPECDEC_BODY void halves(const Vector& a, const Vector& b, Vector* out, std::index_sequence<kLane...>) {

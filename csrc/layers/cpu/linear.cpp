@@ -23,12 +23,14 @@ constexpr int kInOrder = -1;                   // weights are read ahead in the 
 constexpr int64_t kDistance = 16 * 1024;       // so many bytes
 
 // Some of a layer's inputs, from `first` on. `before` is where the sums of those before are, and `after` where those
-// of these go: null for the first ones, or the last ones. `ahead` are weights that are needed next.
+// of these go: null for the first ones, or the last ones. `ahead` are weights that are needed next, and
+// `to_second_cache` is where they go that are read in order.
 struct Inputs {
   int64_t first, count;
   const float* before;
   float* after;
   const char* ahead;
+  bool to_second_cache;
 };
 
 // Adds the products of some inputs of kRows rows of x, from `row` on, with kOutputs rows of weights, from `output` on;
@@ -48,10 +50,7 @@ SPECDEC_BODY void tile(const LinearParams& params, int64_t row, int64_t output, 
     for (int i = 0; i < kSums; ++i) std::memcpy(&sums[i], inputs.before + i * kWidth, sizeof(Vector));
   }
   for (int64_t k = 0; k < whole; k += kWidth) {
-    if constexpr (kAhead == kInOrder) {
-      for (int line = 0; line < kBytes; line += 64)
-        __builtin_prefetch(inputs.ahead + k / kWidth * kBytes + line, 0, 0);  // they are used once
-    }
+    if constexpr (kAhead == kInOrder) read_ahead(inputs.ahead + k / kWidth * kBytes, kBytes, inputs.to_second_cache);
     Vector w[kOutputs];
 #pragma GCC unroll 16
     for (int o = 0; o < kOutputs; ++o) {
@@ -94,7 +93,7 @@ SPECDEC_BODY void tile(const LinearParams& params, int64_t row, int64_t output, 
 template <int kWidth, int kRows, int kOutputs, class Weight>
 SPECDEC_BODY void few_rows(const LinearParams& params, int64_t begin, int64_t end) {
   const int64_t bytes = params.inputs * sizeof(Weight);
-  Inputs all = {0, params.inputs, nullptr, nullptr, nullptr};
+  Inputs all = {0, params.inputs, nullptr, nullptr, nullptr, reads_ahead_to_second_cache()};
   int64_t output = begin;
   for (; output + kOutputs <= end; output += kOutputs) {
     all.ahead = params.weight + output * bytes + kDistance;
@@ -119,7 +118,7 @@ SPECDEC_BODY void many_rows(const LinearParams& params, int64_t begin, int64_t e
       const int64_t last_output = std::min(output + kChunk, end);
       int64_t k = 0;
       do {
-        Inputs inputs = {k, std::min(params.inputs - k, step), nullptr, nullptr, nullptr};
+        Inputs inputs = {k, std::min(params.inputs - k, step), nullptr, nullptr, nullptr, false};
         float* own = sums.data();
         k += inputs.count;
         for (int64_t row = first; row < last; row += kRows) {

@@ -54,31 +54,44 @@ struct PackedParams {
   const RoundedRows& x;
 };
 
-// Adds, in each lane, the products of two integers.
-template <int kWidth, class Pairs, class Ints>
-SPECDEC_BODY void add_products(const Pairs& a, const Pairs& b, Ints* sum) {
+// Adds, in each lane, the products of two weights and two inputs; with kVnni in one instruction, whose sums are the
+// same.
+template <int kWidth, bool kVnni, class Pairs, class Ints>
+SPECDEC_BODY void add_products(const Pairs& weights, const int16_t* inputs, Ints* sum) {
+#if SPECDEC_NAMED_INSTRUCTIONS
+  if constexpr (kVnni) {
+    struct Memory {
+      int16_t inputs[2];
+    };
+    Ints added = *sum;  // or every sum is written to memory
+    asm("vpdpwssd %2%{1to16%}, %1, %0" : "+v"(added) : "v"(weights), "m"(*reinterpret_cast<const Memory*>(inputs)));
+    *sum = added;
+    return;
+  }
+#endif
+  int32_t pair;
+  std::memcpy(&pair, inputs, sizeof(pair));
+  const Ints both = pair - Ints{};
 #if SPECDEC_NAMED_INSTRUCTIONS
   if constexpr (kWidth > 4) {
     Ints products;
-    asm("vpmaddwd %2, %1, %0" : "=v"(products) : "v"(b), "vm"(a));
+    asm("vpmaddwd %2, %1, %0" : "=v"(products) : "v"(both), "vm"(weights));
     *sum += products;
     return;
   }
 #endif
-  Ints x, y;  // the upper and the lower integers of lanes
-  std::memcpy(&x, &a, sizeof(x));
-  std::memcpy(&y, &b, sizeof(y));
-  *sum += (x >> 16) * (y >> 16) + (x << 16 >> 16) * (y << 16 >> 16);
+  Ints x;  // the upper and the lower integers of lanes
+  std::memcpy(&x, &weights, sizeof(x));
+  *sum += (x >> 16) * (both >> 16) + (x << 16 >> 16) * (both << 16 >> 16);
 }
 
 // Adds to results[kRows, kTile] the products of `count` inputs, from `first` on, of so many rows of x, from `row` on.
-template <int kWidth, int kRows, class Block>
+template <int kWidth, bool kVnni, int kRows, class Block>
 SPECDEC_BODY void multiply(const Expanded<kWidth>& weights, const RoundedRows& x, int64_t row, int64_t first,
                            int64_t count, float* results) {
   constexpr int kVectors = OfRows<kWidth>::kVectors, kPart = Block::kPart;
   using Floats = typename OfRows<kWidth>::Floats;
   using Ints = typename OfRows<kWidth>::Ints;
-  using Pairs = typename OfRows<kWidth>::Pairs;
   const int64_t inputs = x.inputs;
   const int16_t* integers = &x.integers[row * inputs + first];
   const float* scales = &x.scales[(row * inputs + first) / kRounded];
@@ -91,13 +104,9 @@ SPECDEC_BODY void multiply(const Expanded<kWidth>& weights, const RoundedRows& x
     for (int i = 0; i < kPart / 2; ++i) {
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
-        int32_t pair;
-        std::memcpy(&pair, integers + r * inputs + k + 2 * i, sizeof(pair));
-        const Ints pairs = pair - Ints{};
-        Pairs both;
-        std::memcpy(&both, &pairs, sizeof(both));
 #pragma GCC unroll 2
-        for (int v = 0; v < kVectors; ++v) add_products<kWidth>(weights.integers[k / 2 + i][v], both, &sums[r][v]);
+        for (int v = 0; v < kVectors; ++v)
+          add_products<kWidth, kVnni>(weights.integers[k / 2 + i][v], integers + r * inputs + k + 2 * i, &sums[r][v]);
       }
     }
 #pragma GCC unroll 16
@@ -113,36 +122,44 @@ SPECDEC_BODY void multiply(const Expanded<kWidth>& weights, const RoundedRows& x
   std::memcpy(results, own, sizeof(own));
 }
 
+template <int kWidth>
+constexpr int kMostRows = kWidth == 16 ? 9 : 5;  // whose sums, integers and floats, fit into 32 or 16 registers
+
+// The same, of a number of rows that is known only now.
+template <int kWidth, bool kVnni, class Block, int kRows = kMostRows<kWidth>>
+SPECDEC_BODY void multiply_rows(const Expanded<kWidth>& weights, const RoundedRows& x, int64_t row, int64_t rows,
+                                int64_t first, int64_t count, float* results) {
+  if constexpr (kRows > 1) {
+    if (rows < kRows) {
+      return multiply_rows<kWidth, kVnni, Block, kRows - 1>(weights, x, row, rows, first, count, results);
+    }
+  }
+  multiply<kWidth, kVnni, kRows, Block>(weights, x, row, first, count, results);
+}
+
 // Computes the first `outputs` rows of a tile of weights, for all rows of x.
-template <int kWidth, class Block>
+template <int kWidth, bool kVnni, class Block>
 SPECDEC_BODY void tile(const PackedParams& params, const Block* blocks, int64_t output, int64_t outputs,
                        float* results) {
   const LinearParams& layer = params.layer;
   const RoundedRows& x = params.x;
+  const bool to_second_cache = reads_ahead_to_second_cache();
   std::fill_n(results, x.rows * kTile, 0.0f);
-  // With one row memory is what takes the time, so what is read ahead is asked for evenly: block by block.
-  const int64_t most = x.rows == 1 ? Block::kInputs : Expanded<kWidth>::kMost;
+  // With few rows memory is what takes the time, so what is read ahead is asked for evenly: block by block.
+  const int64_t most = x.rows <= kMostRows<kWidth> ? Block::kInputs : Expanded<kWidth>::kMost;
   for (int64_t first = 0; first < x.inputs; first += most) {
     const int64_t count = std::min(most, x.inputs - first);
     Expanded<kWidth> weights;
     for (int64_t k = 0; k < count; k += Block::kInputs, ++blocks) {
-      for (size_t line = 0; line < sizeof(Block); line += 64)
-        __builtin_prefetch(reinterpret_cast<const char*>(blocks) + kAhead + line, 0, 0);
+      read_ahead(reinterpret_cast<const char*>(blocks) + kAhead, sizeof(Block), to_second_cache);
       Block::expand(*blocks, k, &weights);
     }
-    int64_t row = 0;
-#define SPECDEC_MULTIPLY(kRows)               \
-  for (; row + kRows <= x.rows; row += kRows) \
-  multiply<kWidth, kRows, Block>(weights, x, row, first, count, results + row * kTile)
-    if constexpr (kWidth == 16) {
-      SPECDEC_MULTIPLY(9);  // eight drafts: their sums fit into 32 registers
+    const int64_t passes = (x.rows + kMostRows<kWidth> - 1) / kMostRows<kWidth>;
+    for (int64_t pass = 0, row = 0; pass < passes; ++pass) {
+      const int64_t rows = (x.rows - row) / (passes - pass);
+      multiply_rows<kWidth, kVnni, Block>(weights, x, row, rows, first, count, results + row * kTile);
+      row += rows;
     }
-    SPECDEC_MULTIPLY(5);  // whose sums, integers and floats, fit into 16 registers
-    SPECDEC_MULTIPLY(4);
-    SPECDEC_MULTIPLY(3);
-    SPECDEC_MULTIPLY(2);
-    SPECDEC_MULTIPLY(1);
-#undef SPECDEC_MULTIPLY
   }
   for (int64_t r = 0; r < x.rows; ++r) {
     float* y = layer.y + r * layer.outputs + output;
@@ -159,8 +176,8 @@ std::vector<Block> padded(const char* stored, int64_t rows, int64_t count) {
   return tile;
 }
 
-template <int kWidth, class Block>
-SPECDEC_BODY void range(const PackedParams& params, int64_t begin, int64_t end) {
+template <int kWidth, bool kVnni, class Block>
+SPECDEC_BODY void tiles(const PackedParams& params, int64_t begin, int64_t end) {
   const int64_t count = params.x.inputs / Block::kInputs, outputs = params.layer.outputs;
   std::vector<float> results(params.x.rows * kTile);
   for (int64_t output = (begin + kTile - 1) / kTile * kTile; output < end; output += kTile) {
@@ -168,8 +185,16 @@ SPECDEC_BODY void range(const PackedParams& params, int64_t begin, int64_t end) 
     const int64_t there = std::min<int64_t>(kTile, outputs - output);
     const auto rest = there < kTile ? padded<Block>(stored, there, count) : std::vector<Block>();
     const auto* blocks = there < kTile ? rest.data() : reinterpret_cast<const Block*>(stored);
-    tile<kWidth>(params, blocks, output, there, results.data());
+    tile<kWidth, kVnni>(params, blocks, output, there, results.data());
   }
+}
+
+template <int kWidth, class Block>
+SPECDEC_BODY void range(const PackedParams& params, int64_t begin, int64_t end) {
+  if constexpr (kWidth == 16) {
+    if (has_vnni()) return tiles<kWidth, true, Block>(params, begin, end);
+  }
+  tiles<kWidth, false, Block>(params, begin, end);
 }
 
 SPECDEC_RANGE_OF(of_q4_0, Q4_0, PackedParams)
