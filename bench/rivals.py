@@ -25,6 +25,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 from pathlib import Path
 from statistics import harmonic_mean
 from typing import Annotated, Any
@@ -242,11 +243,12 @@ def by_prompt(
     """What our drafts make of each category of prompts, with no busy neighbours: a round's texts of one category are
     one job, whose speed counts. ``categories``: of each prompt."""
     for category in dict.fromkeys(categories):
-        jobs = {name: _of_category(category, categories, mine) for (name, busy), mine in speeds.items() if not busy}
-        for name, mine in jobs.items():
-            if name.startswith(OWN):
+        plain = _of_category(category, categories, speeds[OWN, 0])
+        for (name, busy), every in speeds.items():
+            if name.startswith(OWN) and not busy:
+                mine = _of_category(category, categories, every)
                 own: dict[str, object] = {"weights": kind, "prompt": category, "method": name}
-                yield own | {"tokens_per_second": summary(mine), "of_plain": ratios(mine, jobs[OWN])}
+                yield own | {"tokens_per_second": summary(mine), "of_plain": ratios(mine, plain)}
 
 
 def _of_category(category: str, categories: Sequence[str], speeds: Sequence[float]) -> list[float]:
@@ -278,10 +280,9 @@ def main(
     counts = [0, *(report.read_integers("busy", busy) if busy else [])]
     new_tokens, rounds, prompts = (8, 1, 2) if quick else (new_tokens, rounds, prompts)
     tokenizer = load_tokenizer("folder", folder)
-    of_kind: dict[str, list[Any]] = {}
-    for question in reversed(prompt_set("general")):  # the last kinds first, as in earlier files
-        of_kind.setdefault(question.category, []).insert(0, question)
-    chosen = [question for questions in list(of_kind.values())[:prompts] for question in questions[:each]]
+    of_kind = [list(those) for _, those in groupby(prompt_set("general"), key=lambda question: question.category)]
+    last_kinds = of_kind[::-1][:prompts]  # the last ones first, as in earlier files
+    chosen = [question for those in last_kinds for question in those[:each]]
     if tokenizer.chat_template is not None:  # a model without one continues the texts themselves
         chosen = [question.as_message(tokenizer) for question in chosen]
     asked = [question.tokens(tokenizer) for question in chosen]

@@ -35,23 +35,13 @@ InstructionSet& in_use() {
 
 InstructionSet instruction_set() { return in_use(); }
 
-bool has_vnni() {
 #if defined(__x86_64__)
-  static const bool found = __builtin_cpu_supports("avx512vnni");
-  return found;
+bool has_vnni() { return __builtin_cpu_supports("avx512vnni"); }
+bool reads_ahead_to_second_cache() { return __builtin_cpu_is("intel"); }
 #else
-  return false;
+bool has_vnni() { return false; }
+bool reads_ahead_to_second_cache() { return false; }
 #endif
-}
-
-bool reads_ahead_to_second_cache() {
-#if defined(__x86_64__)
-  static const bool found = __builtin_cpu_is("intel");
-  return found;
-#else
-  return false;
-#endif
-}
 
 const char* name_of(InstructionSet set) {
   switch (set) {

@@ -14,11 +14,11 @@ InstructionSet instruction_set();
 
 const char* name_of(InstructionSet set);
 
-// Whether this machine, which has AVX-512, multiplies and adds integers of 16 bits in one instruction.
+// Whether this machine multiplies and adds integers of 16 bits in one instruction of AVX-512.
 bool has_vnni();
 
-// Where weights that are used once are read ahead to: Intel's processors take half the time when it is the second cache
-// (PREFETCHT1), and AMD's were measured with the nearest one (PREFETCHNTA).
+// Whether weights that are used once are read ahead to the second cache (PREFETCHT1), with which a Xeon takes half the
+// time, or to the nearest one (PREFETCHNTA), the only one that was measured on AMD's processors.
 bool reads_ahead_to_second_cache();
 
 // The names of those that this machine has, from the plainest to the best. The first, baseline, is everywhere.

@@ -30,7 +30,7 @@ struct Inputs {
   const float* before;
   float* after;
   const char* ahead;
-  bool to_second_cache;
+  bool to_second_cache = false;
 };
 
 // Adds the products of some inputs of kRows rows of x, from `row` on, with kOutputs rows of weights, from `output` on;
@@ -118,7 +118,7 @@ SPECDEC_BODY void many_rows(const LinearParams& params, int64_t begin, int64_t e
       const int64_t last_output = std::min(output + kChunk, end);
       int64_t k = 0;
       do {
-        Inputs inputs = {k, std::min(params.inputs - k, step), nullptr, nullptr, nullptr, false};
+        Inputs inputs = {k, std::min(params.inputs - k, step), nullptr, nullptr, nullptr};
         float* own = sums.data();
         k += inputs.count;
         for (int64_t row = first; row < last; row += kRows) {

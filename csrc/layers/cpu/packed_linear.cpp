@@ -191,7 +191,7 @@ SPECDEC_BODY void tiles(const PackedParams& params, int64_t begin, int64_t end) 
 
 template <int kWidth, class Block>
 SPECDEC_BODY void range(const PackedParams& params, int64_t begin, int64_t end) {
-  if constexpr (kWidth == 16) {
+  if constexpr (kWidth == 16 && SPECDEC_NAMED_INSTRUCTIONS) {
     if (has_vnni()) return tiles<kWidth, true, Block>(params, begin, end);
   }
   tiles<kWidth, false, Block>(params, begin, end);
